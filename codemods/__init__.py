@@ -1,0 +1,1 @@
+"""The patcher: recipes, engine and transaction. Depends on libcst only, never on torch."""

@@ -1,0 +1,1 @@
+"""The operator layer that patched code imports. Depends on torch only."""
