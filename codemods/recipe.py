@@ -51,8 +51,8 @@ class Place:
 
     ``optional``: the place is a row of `status` only where its code exists (a second copy that some releases
     have). ``unless_package``: the place is not used in trees that hold that package too; a guard that an
-    earlier apply left there is taken out. ``landmarks`` are texts that betray the computation elsewhere in the
-    package, so that "moved" can name a candidate and "absent" can be said with confidence.
+    earlier apply left there is taken out. ``landmarks`` are texts that betray the computation elsewhere in
+    the package, so that "moved" can name a candidate and "absent" can be said with confidence.
     """
 
     name: str
