@@ -1,0 +1,116 @@
+"""Bytes to bytes: put guards into a file, take them out, and prove both before anybody writes anything."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Sequence
+
+from glm_pto.codemods import guard as guards
+from glm_pto.codemods import imports, pattern, source
+from glm_pto.codemods.locate import Match
+from glm_pto.codemods.recipe import KERNELS, Form
+from glm_pto.codemods.source import Source, Unreadable, after, ending_of, first_line, indent_of
+
+
+class SelfCheckFailed(Exception):
+    """The edit is not the exact, reversible change that it must be: nothing is written, please report it."""
+
+
+def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> bytes:
+    """The file with a guard around each match (site name and match), proved to be exactly that."""
+    lines: list[str] = list(file.lines)
+    for site, match in sorted(wanted, key=lambda pair: -pair[1].line):
+        start, end = first_line(match.block[0]), after(match.block[-1])
+        lines[start:end] = guards.wrap(
+            file, list(match.block), our_lines(file, site, match), *_level(file, match)
+        )
+    at = imports.position(file, min(match.line for _, match in wanted) - 1)
+    if at is not None:
+        lines.insert(at, imports.insert(file, at))
+    data = file.encode(lines)
+    _prove(file, data, wanted)
+    return data
+
+
+def strip(file: Source, sites: Collection[str] | None = None) -> bytes:
+    """The file without the guards of the sites (all: None); our import line goes with the last guard."""
+    lines: list[str] = list(file.lines)
+    standing = guards.find(file)
+    going = [g for g in standing if not g.fault and (sites is None or g.site in sites)]
+    for found in reversed(going):
+        lines[found.header : found.end] = guards.unwrap(file, found)
+    at = guards.find_import(file)
+    if at is not None and len(going) == len(standing):
+        del lines[at]
+    data = file.encode(lines)
+    source.read(file.name, data)
+    return data
+
+
+def our_lines(file: Source, site: str, match: Match) -> list[str]:
+    """The guard's own lines for a match, as this version writes them."""
+    indent, unit = _level(file, match)
+    condition, branch = texts(match.form, match.bound)
+    eol = ending_of(file.lines[first_line(match.block[0])]) or _any_ending(file)
+    return guards.render(site, indent, unit, condition, branch, eol)
+
+
+def texts(form: Form, bound: pattern.Bindings) -> tuple[str, str]:
+    """Condition and branch of a form's guard with the names that the matched code uses."""
+    condition, branch = (
+        re.sub(r"\bK\.", f"{KERNELS}.", pattern.fill(t, bound)) for t in (form.condition, form.branch)
+    )
+    return condition, branch
+
+
+def _level(file: Source, match: Match) -> tuple[str, str]:
+    block = list(match.block)
+    problem = source.whole_lines(file.lines, block)
+    if problem:
+        raise Unreadable(
+            f"{file.name}: {problem}, so no guard can be put around it; give it lines of its own"
+        )
+    indent = indent_of(file.lines[first_line(block[0])])
+    if "\f" in indent:
+        raise Unreadable(f"{file.name}:{match.line}: a form feed in the indentation cannot be kept exactly")
+    for name in ast.walk(match.function):
+        if (isinstance(name, ast.arg) and name.arg == KERNELS) or (
+            isinstance(name, ast.Name) and name.id == KERNELS and isinstance(name.ctx, ast.Store)
+        ):
+            raise Unreadable(
+                f"{file.name}:{match.function.lineno}: {KERNELS} is a local name of this function"
+            )
+    return indent, guards.step_of(file, block, match.parent)
+
+
+def _any_ending(file: Source) -> str:
+    return next((ending_of(line) for line in reversed(file.lines) if ending_of(line)), "\n")
+
+
+def _prove(file: Source, data: bytes, wanted: Sequence[tuple[str, Match]]) -> None:
+    """The edit compiles, strips back to the same bytes, and keeps the guarded statements' program."""
+    edited = source.read(file.name, data)
+    try:
+        compile(edited.tree, file.name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SelfCheckFailed(f"{file.name}: the edited file does not compile: {error}") from None
+    fresh = {g.site: g for g in guards.find(edited)}
+    for site, match in wanted:
+        found = fresh.get(site)
+        if found is None or found.fault:
+            raise SelfCheckFailed(f"{file.name}: {site}: the guard is not found again")
+        if [ast.dump(n) for n in match.block] != [ast.dump(n) for n in found.orelse]:
+            raise SelfCheckFailed(f"{file.name}: {site}: the else-branch is not the original program")
+    if _remove(edited, {site for site, _ in wanted}, file) != file.data:
+        raise SelfCheckFailed(f"{file.name}: taking the guards out again does not give the file's bytes back")
+
+
+def _remove(edited: Source, sites: Collection[str], original: Source) -> bytes:
+    lines: list[str] = list(edited.lines)
+    for found in reversed([g for g in guards.find(edited) if g.site in sites]):
+        lines[found.header : found.end] = guards.unwrap(edited, found)
+    at = guards.find_import(edited)
+    if at is not None and guards.find_import(original) is None:
+        del lines[at]
+    return edited.encode(lines)

@@ -1,0 +1,149 @@
+"""Where a form's statements stand in a file, and what stands there instead where they do not."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from glm_pto.codemods import pattern
+from glm_pto.codemods.guard import MARKER
+from glm_pto.codemods.pattern import Bindings
+from glm_pto.codemods.recipe import KERNELS, Form
+from glm_pto.codemods.source import Source, first_line
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Match:
+    """Statements that a form describes, the node that owns their block, and what the holes matched."""
+
+    form: Form
+    function: Function
+    block: tuple[ast.stmt, ...]
+    parent: ast.AST
+    bound: Bindings
+    pasted: bool = False
+
+    @property
+    def line(self) -> int:
+        return first_line(self.block[0]) + 1
+
+
+def functions(tree: ast.Module, scope: str) -> list[Function]:
+    """The functions with that exact qualified name; several where it is defined more than once."""
+    owners: list[ast.AST] = [tree]
+    *classes, name = scope.split(".")
+    for wanted in classes:
+        owners = [
+            n for o in owners for n in _definitions(o) if isinstance(n, ast.ClassDef) and n.name == wanted
+        ]
+    found = [n for o in owners for n in _definitions(o)]
+    return [n for n in found if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name == name]
+
+
+def _definitions(owner: ast.AST) -> Iterator[ast.stmt]:
+    """Classes and functions that the owner defines, also below `if`, `try` and `with` but not deeper."""
+    for field in ("body", "orelse", "handlers", "finalbody"):
+        for node in getattr(owner, field, ()):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield node
+            else:
+                yield from _definitions(node)
+
+
+def blocks(
+    node: ast.AST, arms: tuple[tuple[ast.If, str], ...] = ()
+) -> Iterator[tuple[list[ast.stmt], ast.AST, tuple[tuple[ast.If, str], ...]]]:
+    """Every block below a function with the ``if`` arms around it; nested definitions are left out."""
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(node, field, None)
+        if not block or not isinstance(block, list):
+            continue
+        inner = (*arms, (node, "else" if field == "orelse" else "body")) if isinstance(node, ast.If) else arms
+        yield block, node, inner
+        for statement in block:
+            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield from blocks(statement, inner)
+    for field in ("handlers", "cases"):
+        for child in getattr(node, field, ()):
+            yield from blocks(child, arms)
+
+
+def matches(source: Source, form: Form) -> list[Match]:
+    """Every place in the file where the form fits, outside of guards that stand already."""
+    site = pattern.compile_pattern(form.site)
+    found = []
+    for function in functions(source.tree, form.scope):
+        for block, parent, arms in blocks(function):
+            if any(_guarded(source, node) for node, _ in arms):
+                continue
+            for start in range(len(block)):
+                end = len(block) if form.rest else start + len(site)
+                bound = fit(form, block[start:end])
+                if bound is not None and _within(form, arms):
+                    pasted = any(KERNELS in names_in(node.test) for node, _ in arms)
+                    found.append(Match(form, function, tuple(block[start:end]), parent, bound, pasted))
+    return found
+
+
+def fit(form: Form, block: list[ast.stmt] | tuple[ast.stmt, ...]) -> Bindings | None:
+    """What the form's holes match if it describes exactly these statements, else None."""
+    site = pattern.compile_pattern(form.site)
+    if len(block) < len(site) or (len(block) > len(site) and not form.rest):
+        return None
+    bound = pattern.match(site, tuple(block[: len(site)]), {})
+    if bound is None:
+        return None
+    allowed = all(bound[hole] in texts for hole, texts in form.where.items())
+    return bound if allowed else None
+
+
+def _within(form: Form, arms: tuple[tuple[ast.If, str], ...]) -> bool:
+    if form.within is None:
+        return True
+    test, arm = form.within
+    wanted = pattern.compile_expression(test)
+    return any(arm == side and pattern.match(wanted, node.test, {}) is not None for node, side in arms)
+
+
+def _guarded(source: Source, node: ast.If) -> bool:
+    return MARKER.search(source.lines[node.lineno - 1].rstrip("\r\n")) is not None
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """All plain names that a node reads or binds."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def pasted_lines(source: Source, names: frozenset[str]) -> list[int]:
+    """Lines (from 1) that use one of the layer's names outside of our guards: code pasted by hand."""
+    lines = []
+    skip: set[int] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.If) and _guarded(source, node):
+            skip.update(range(node.lineno, (node.body[-1].end_lineno or 0) + 1))
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == KERNELS
+            and node.attr in names
+        ):
+            lines.append(node.lineno)
+    return sorted(set(lines) - skip)
+
+
+def nearest(source: Source, form: Form) -> tuple[int, str, float] | None:
+    """The statement of the form's function most like its first one: line, text, likeness in [0, 1]."""
+    wanted = ast.unparse(pattern.compile_pattern(form.site)[0]).replace("__hole_", "$").splitlines()[0]
+    best: tuple[int, str, float] | None = None
+    for function in functions(source.tree, form.scope):
+        for block, _, _ in blocks(function):
+            for statement in block:
+                text = ast.unparse(statement).splitlines()[0]
+                likeness = difflib.SequenceMatcher(None, wanted, text).ratio()
+                if best is None or likeness > best[2]:
+                    best = (first_line(statement) + 1, text, likeness)
+    return best
