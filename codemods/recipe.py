@@ -28,9 +28,11 @@ class Form:
     ``file`` is relative to the package folder, ``scope`` the exact qualified name of the function that holds
     the statements. ``site`` is the pattern of one or more consecutive statements of one block; with ``rest``
     the site runs on to the end of that block. ``within`` (test pattern, "body" or "else") ties the site to
-    one arm of an enclosing ``if``. ``where`` limits what a hole may hold, as source text.
+    one arm of the innermost enclosing ``if``. ``where`` limits what a hole may hold, as source text.
     ``condition`` and ``branch`` are templates of the guard's test and of its body; ``$name`` is replaced by
-    what the hole matched. A bare ``K`` names the operator layer. ``releases`` is for people only.
+    what the hole matched. A bare ``K`` names the operator layer. ``requires`` are (qualified scope, pattern)
+    pairs of the same file that must match too: code that the branch replaces without standing in the site.
+    ``releases`` is for people only.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Form:
     rest: bool = False
     within: tuple[str, str] | None = None
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    requires: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Place:
 
     ``optional``: the place is a row of `status` only where its code exists (a second copy that some releases
     have). ``unless_package``: the place is not used in trees that hold that package too; a guard that an
-    earlier apply left there is taken out. ``landmarks`` are texts that betray the computation elsewhere in
-    the package, so that "moved" can name a candidate and "absent" can be said with confidence.
+    earlier apply left there is taken out. ``landmarks`` are texts that, all in one function
+    elsewhere in the package, betray the computation: then the answer is "moved" and names it, else "absent".
     """
 
     name: str
