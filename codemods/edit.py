@@ -17,7 +17,7 @@ class SelfCheckFailed(Exception):
     """The edit is not the exact, reversible change that it must be: nothing is written, please report it."""
 
 
-def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> bytes:
+def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> Source:
     """The file with a guard around each match (site name and match), proved to be exactly that."""
     lines: list[str] = list(file.lines)
     for site, match in sorted(wanted, key=lambda pair: -pair[1].line):
@@ -28,24 +28,26 @@ def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> bytes:
     at = imports.position(file, min(match.line for _, match in wanted) - 1)
     if at is not None:
         lines.insert(at, imports.insert(file, at))
-    data = file.encode(lines)
-    _prove(file, data, wanted)
-    return data
+    edited = source.read(file.name, file.encode(lines))
+    _prove(file, edited, wanted)
+    return edited
 
 
-def strip(file: Source, sites: Collection[str] | None = None) -> bytes:
-    """The file without the guards of the sites (all: None); our import line goes with the last guard."""
+def strip(file: Source, sites: Collection[str] | None = None, *, force: bool = False) -> Source:
+    """The file without the guards of the sites (all: None); our import line goes with the last guard.
+
+    A guard that was edited inside our lines stays, or with ``force`` goes if it still has an else-branch.
+    """
     lines: list[str] = list(file.lines)
     standing = guards.find(file)
-    going = [g for g in standing if not g.fault and (sites is None or g.site in sites)]
+    going = [g for g in standing if sites is None or g.site in sites]
+    going = [g for g in going if not g.fault or (force and g.orelse)]
     for found in reversed(going):
         lines[found.header : found.end] = guards.unwrap(file, found)
     at = guards.find_import(file)
     if at is not None and len(going) == len(standing):
         del lines[at]
-    data = file.encode(lines)
-    source.read(file.name, data)
-    return data
+    return source.read(file.name, file.encode(lines))
 
 
 def our_lines(file: Source, site: str, match: Match) -> list[str]:
@@ -88,9 +90,8 @@ def _any_ending(file: Source) -> str:
     return next((ending_of(line) for line in reversed(file.lines) if ending_of(line)), "\n")
 
 
-def _prove(file: Source, data: bytes, wanted: Sequence[tuple[str, Match]]) -> None:
+def _prove(file: Source, edited: Source, wanted: Sequence[tuple[str, Match]]) -> None:
     """The edit compiles, strips back to the same bytes, and keeps the guarded statements' program."""
-    edited = source.read(file.name, data)
     try:
         compile(edited.tree, file.name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:

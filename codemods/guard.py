@@ -125,6 +125,14 @@ def _fault(lines: tuple[str, ...], node: ast.If, indent: str, marker: re.Match[s
     return "" if expected == marker["digest"] else "its condition or branch was changed"
 
 
+def as_written(source: Source, guard: Guard, condition: str, branch: str) -> bool:
+    """Is the guard what this version would write for the condition and branch?"""
+    inner = indent_of(source.lines[guard.header + 1])
+    eol = ending_of(source.lines[guard.header])
+    expected = render(guard.site, guard.indent, inner[len(guard.indent) :], condition, branch, eol)
+    return [line.rstrip("\r\n") for line in expected] == own_lines(source, guard)
+
+
 def own_lines(source: Source, guard: Guard) -> list[str]:
     """Our lines of a guard, without their endings."""
     return [line.rstrip("\r\n") for line in source.lines[guard.header : guard.branch_end]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,12 +102,64 @@ def fit(form: Form, block: list[ast.stmt] | tuple[ast.stmt, ...]) -> Bindings | 
     return bound if allowed else None
 
 
+def unmet(file: Source, form: Form) -> str | None:
+    """The first scope of ``requires`` whose body (docstring aside) is not the reviewed text, or None."""
+    for scope, text in form.requires:
+        wanted = pattern.compile_pattern(text)
+        bodies = [
+            f.body[1:] if ast.get_docstring(f) is not None else f.body for f in functions(file.tree, scope)
+        ]
+        if not any(pattern.match(wanted, tuple(body), {}) is not None for body in bodies):
+            return scope
+    return None
+
+
+def unbound(file: Source, match: Match, code: str) -> set[str]:
+    """Names that ``code`` reads but that nothing binds where the match stands."""
+    known = {a.arg for a in ast.walk(match.function.args) if isinstance(a, ast.arg)} | set(dir(builtins))
+    known |= {KERNELS, *_bound_names(match.function, match.line), *_bound_names(file.tree, len(file.lines))}
+    made: set[str] = set()
+    missing: set[str] = set()
+    for statement in ast.parse(code).body:
+        names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+        missing |= {n.id for n in names if isinstance(n.ctx, ast.Load)} - known - made
+        made |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return missing
+
+
+def _bound_names(owner: ast.AST, before: int) -> set[str]:
+    """Names bound by statements of the owner above a line; for a module, anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(owner):
+        if getattr(node, "lineno", 0) > before:
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def holds_all(tree: ast.Module, lines: tuple[str, ...], texts: tuple[str, ...]) -> int | None:
+    """Line of the first function whose text holds all of ``texts``, or None."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = "".join(lines[first_line(node) : node.end_lineno])
+            if all(t in text for t in texts):
+                return node.lineno
+    return None
+
+
 def _within(form: Form, arms: tuple[tuple[ast.If, str], ...]) -> bool:
     if form.within is None:
         return True
+    if not arms:
+        return False
     test, arm = form.within
-    wanted = pattern.compile_expression(test)
-    return any(arm == side and pattern.match(wanted, node.test, {}) is not None for node, side in arms)
+    node, side = arms[-1]
+    return arm == side and pattern.match(pattern.compile_expression(test), node.test, {}) is not None
 
 
 def _guarded(source: Source, node: ast.If) -> bool:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
+
+from glm_pto.codemods.findings import UsageError
 
 #: Packages that some recipe edits.
 PACKAGES = ("vllm", "vllm_ascend", "wall_x")
+
+#: Stands for "no release candidate" in a version tuple, so that 0.13.0 sorts after 0.13.0rc3.
+FINAL = 1_000_000
+
+_VERSION = re.compile(r"^\s*v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?rc(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,137 @@ class Tree:
         """The package called ``name``, to be worked on or beside."""
         return next((p for p in (*self.packages, *self.beside) if p.name == name), None)
 
+    @cached_property
+    def _versions(self) -> dict[str, tuple[int, ...] | None]:
+        return {p.name: parse_version(p.version) for p in (*self.packages, *self.beside)}
+
     def version(self, name: str) -> tuple[int, ...] | None:
-        """Release number of a package as integers, (0, 12, 0); None without the package or its version."""
-        raise NotImplementedError
+        """(major, minor, patch, candidate) of a package, (0, 12, 0, 1) for 0.12.0rc1; `FINAL` for a release.
+
+        Compare with a shorter tuple as lower bound: every candidate of 0.13.0 is >= (0, 13, 0). None without
+        the package or a version that can be read. Versions explain; they never decide where an edit goes.
+        """
+        return self._versions.get(name)
+
+
+def parse_version(text: str | None) -> tuple[int, ...] | None:
+    """A version string as a tuple that sorts like the releases do; None if it is not one."""
+    found = _VERSION.match(text or "")
+    if not found:
+        return None
+    major, minor, patch, candidate = found.groups()
+    return int(major), int(minor), int(patch or 0), FINAL if candidate is None else int(candidate)
+
+
+def find(targets: Sequence[str | Path], python: Path | None = None) -> tuple[Tree, ...]:
+    """The trees that the targets name; without targets, the packages of an environment's Python.
+
+    A target is a folder that holds packages (site-packages, the guide's layout, a repository checkout), or a
+    package folder itself. Raises `UsageError` where there is nothing to work on.
+    """
+    if targets:
+        return tuple(dict.fromkeys(_tree(Path(t)) for t in targets))
+    folders = _installed(python)
+    if not folders:
+        where = f"the environment of {python}" if python else "this environment"
+        raise UsageError(
+            f"none of {', '.join(PACKAGES)} is installed in {where}; name a TREE: the folder that holds "
+            "vllm/ and vllm_ascend/, for example the site-packages that serves the model"
+        )
+    roots = dict.fromkeys(folder.parent for folder in folders)
+    return tuple(_make(root, tuple(f for f in folders if f.parent == root)) for root in roots)
+
+
+def _tree(target: Path) -> Tree:
+    target = target.expanduser().absolute()
+    if target.is_file():
+        raise UsageError(f"{target}: not a folder; a zip or egg has no source to edit, install it unpacked")
+    if not target.is_dir():
+        raise UsageError(f"{target}: no such folder")
+    folders = tuple(target / name for name in PACKAGES if is_package(target / name))
+    if folders:
+        return _make(target, folders)
+    if target.name in PACKAGES and is_package(target):
+        return _make(target.parent, (target,))
+    raise UsageError(
+        f"{target}: holds none of {', '.join(name + '/' for name in PACKAGES)}; name the folder that has "
+        "them (site-packages, a checkout) or one of the package folders"
+    )
+
+
+def is_package(folder: Path) -> bool:
+    """A folder with Python source at its top: `__init__.py`, or any module of a namespace package."""
+    return folder.is_dir() and ((folder / "__init__.py").is_file() or any(folder.glob("*.py")))
+
+
+def _make(root: Path, folders: tuple[Path, ...]) -> Tree:
+    beside = tuple(root / name for name in PACKAGES if root / name not in folders and is_package(root / name))
+    packages, others = (tuple(Package(f.name, f, version_of(f)) for f in fs) for fs in (folders, beside))
+    return Tree(root, packages, others)
+
+
+def version_of(folder: Path) -> str | None:
+    """The version that a package states of itself: `_version.py`, its dist-info, or its PKG-INFO."""
+    own = folder / "_version.py"
+    if own.is_file():
+        found = re.search(
+            r"^(?:__version__|version)\b.*?['\"]([^'\"]+)['\"]", own.read_text(errors="replace"), re.M
+        )
+        if found:
+            return found[1]
+    pattern = f"{folder.name}-*.dist-info/METADATA"
+    for metadata in (*sorted(folder.parent.glob(pattern)), folder.parent / "PKG-INFO"):
+        if metadata.is_file():
+            text = metadata.read_text(errors="replace")
+            name = re.search(r"^Name: *(\S+)", text, re.M)
+            version = re.search(r"^Version: *(\S+)", text, re.M)
+            if name and version and name[1].replace("-", "_").lower() == folder.name:
+                return version[1]
+    return None
+
+
+def _installed(python: Path | None) -> list[Path]:
+    """Folders of the known packages that a Python would import; found, never imported."""
+    if python is None:
+        found = [(s.origin, s.submodule_search_locations) for s in map(find_spec, PACKAGES) if s]
+        places = [[origin or "", *(paths or ())] for origin, paths in found]
+    else:
+        places = _ask(python)
+    folders = []
+    for origin, *paths in places:
+        folder = Path(origin).parent if origin.endswith("__init__.py") else Path(paths[0] if paths else "")
+        if is_package(folder):
+            folders.append(folder)
+    return folders
+
+
+_QUESTION = """
+import json, sys
+from importlib.util import find_spec
+found = [s for s in map(find_spec, sys.argv[1:]) if s]
+print(json.dumps([[s.origin or "", *(s.submodule_search_locations or ())] for s in found]))
+"""
+
+
+def _ask(python: Path) -> list[list[str]]:
+    answer: list[list[str]] = json.loads(_output(python, _QUESTION, *PACKAGES))
+    return answer
+
+
+def search_path(python: Path) -> list[str]:
+    """The module search path of another Python."""
+    path: list[str] = json.loads(_output(python, "import json, sys; print(json.dumps(sys.path[1:]))"))
+    return path
+
+
+def _output(python: Path, code: str, *arguments: str) -> str:
+    command = [str(python), "-c", code, *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"--python {python}: cannot be run ({error})") from None
+
+
+def running_python() -> str:
+    """The Python that runs this tool, as people would name it on a command line."""
+    return sys.executable or "python3"

@@ -1,0 +1,108 @@
+"""The operator layer as the target would load it: found without importing, copied in, taken out again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from glm_pto.codemods.findings import FileChange, Refusal
+from glm_pto.codemods.recipe import KERNELS, Recipe
+from glm_pto.codemods.trees import running_python, search_path
+
+#: Lists the files of a copy that `--install-kernels` made, with hashes: removable without any state.
+RECEIPT = "_copied_by_glm_pto.json"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The operator layer that the target would load: its folder, and the functions it lacks."""
+
+    folder: Path
+    missing: tuple[str, ...]
+
+
+def find(root: Path, recipes: Iterable[Recipe], search: list[str] | None = None) -> Layer | None:
+    """The layer beside the packages, else the one on the module search path; None if there is none."""
+    spec = PathFinder.find_spec(KERNELS, [str(root), *(sys.path if search is None else search)])
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ())
+    folder = Path(spec.origin).parent if spec.origin else Path(places[0])
+    init = folder / "__init__.py"
+    text = init.read_text(encoding="utf-8", errors="replace") if init.is_file() else ""
+    wanted = [f"{recipe.function}_supported" for recipe in recipes]
+    return Layer(folder, tuple(name for name in wanted if name not in text))
+
+
+def problem(root: Path, recipes: Iterable[Recipe], python: Path | None = None) -> str | None:
+    """Why patched code at ``root`` could not call the layer, with what to do; None if it could."""
+    layer = find(root, recipes, search_path(python) if python else None)
+    advice = (
+        f"run `{running_python()} -m pip install glm-pto` with the Python that runs the packages, "
+        "or apply with --install-kernels to copy the layer beside them"
+    )
+    if layer is None:
+        return f"{root}: no {KERNELS} would be found by the patched code; {advice}"
+    if layer.missing:
+        return (
+            f"{layer.folder}: this {KERNELS} lacks {', '.join(layer.missing)} (made by hand, or older), and "
+            f"the patched code would load it; remove it and {advice}"
+        )
+    return None
+
+
+def own_folder() -> Path:
+    """The layer that came with this tool: beside it in an installation, one level up in a checkout."""
+    above = Path(__file__).resolve().parents
+    return next(p / KERNELS for p in above[1:3] if (p / KERNELS / "__init__.py").is_file())
+
+
+def copy_in(root: Path) -> list[FileChange]:
+    """Changes that put a copy of our layer beside the packages."""
+    source = own_folder()
+    files = {
+        path.relative_to(source).as_posix(): path.read_bytes()
+        for path in sorted(source.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    digests = {name: sha256(data).hexdigest() for name, data in files.items()}
+    files[RECEIPT] = json.dumps(digests, indent=1, sort_keys=True).encode() + b"\n"
+    target = root / KERNELS
+    if target.is_dir() and not (target / RECEIPT).is_file():
+        raise Refusal(
+            f"{target}: a {KERNELS} that this tool did not put there; move it away, "
+            "then apply with --install-kernels again"
+        )
+    changes = []
+    for name, data in files.items():
+        path = target / name
+        before = path.read_bytes() if path.is_file() else None
+        if before != data:
+            changes.append(FileChange(path, before, data, KERNELS))
+    return changes
+
+
+def take_out(root: Path) -> tuple[list[FileChange], list[str]]:
+    """Changes that remove an unmodified copy of ours, and the files of it that were edited and so stay."""
+    target = root / KERNELS
+    receipt = target / RECEIPT
+    if not receipt.is_file():
+        return [], []
+    changes, kept = [], []
+    for name, digest in json.loads(receipt.read_bytes()).items():
+        path = target / name
+        if not path.is_file() or not path.resolve().is_relative_to(target.resolve()):
+            continue
+        data = path.read_bytes()
+        if sha256(data).hexdigest() == digest:
+            changes.append(FileChange(path, data, None, KERNELS))
+        else:
+            kept.append(path.relative_to(root).as_posix())
+    if not kept:
+        changes.append(FileChange(receipt, receipt.read_bytes(), None, KERNELS))
+    return changes, kept

@@ -1,0 +1,279 @@
+"""Read-only: where every place of every recipe stands in a tree, and in what state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glm_pto.codemods import edit, guard, locate, recipes, source
+from glm_pto.codemods.findings import Finding, State
+from glm_pto.codemods.guard import Guard
+from glm_pto.codemods.locate import Match
+from glm_pto.codemods.recipe import Form, Place, Recipe
+from glm_pto.codemods.source import Source, Unreadable
+from glm_pto.codemods.trees import Package, Tree
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in a tree: the finding, and what an edit needs. ``stale``: its guard is not as we write it now;
+    ``foreign``: its guard stands where this tree needs none."""
+
+    recipe: Recipe
+    place: Place
+    finding: Finding
+    path: Path | None = None
+    match: Match | None = None
+    stale: bool = False
+    foreign: bool = False
+
+
+class Files:
+    """The parsed files of a tree, each read once."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._sources: dict[Path, Source | Unreadable | None] = {}
+
+    def get(self, path: Path) -> Source | None:
+        """The file, None where there is none; raises `Unreadable`."""
+        if path not in self._sources:
+            self._sources[path] = self._read(path)
+        found = self._sources[path]
+        if isinstance(found, Unreadable):
+            raise found
+        return found
+
+    def put(self, path: Path, edited: Source) -> None:
+        """Let later look-ups see an edited text."""
+        self._sources[path] = edited
+
+    def name(self, path: Path) -> str:
+        """Path for messages and reports, relative to the tree."""
+        return path.relative_to(self.tree.root).as_posix()
+
+    def _read(self, path: Path) -> Source | Unreadable | None:
+        try:
+            return source.read(self.name(path), path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return Unreadable(f"{self.name(path)}: cannot be read ({error.strerror})")
+        except Unreadable as error:
+            return error
+
+
+def survey(files: Files, recipes: Iterable[Recipe]) -> list[Spot]:
+    """One spot per place of every recipe whose package is in the tree."""
+    spots: list[Spot] = []
+    for recipe in recipes:
+        for place in recipe.places:
+            package = next((p for p in files.tree.packages if p.name == place.package), None)
+            if package is not None:
+                spots += _visit(files, recipe, place, package)
+    return spots
+
+
+def _visit(files: Files, recipe: Recipe, place: Place, package: Package) -> list[Spot]:
+    foreign = place.unless_package is not None and files.tree.find(place.unless_package) is not None
+    spot = look(files, recipe, place, package)
+    quiet = spot.finding.state not in (State.APPLIED, State.EDITED, State.PASTED)
+    if foreign and quiet:
+        return []
+    if place.optional and spot.finding.state is State.ABSENT:
+        return []
+    return [replace(spot, foreign=foreign and spot.finding.state is State.APPLIED)]
+
+
+def look(files: Files, recipe: Recipe, place: Place, package: Package) -> Spot:
+    """The state of one place: applied, applicable, or why it is neither."""
+    blank = Finding(recipe.site, place.name, package.name, State.ABSENT)
+    spots = []
+    for name in _names(recipe, package, place):
+        path = package.path / name
+        try:
+            file = files.get(path)
+            spot = None if file is None else _in_file(file, recipe, place, path, blank)
+        except Unreadable as error:
+            finding = replace(blank, state=State.MOVED, file=files.name(path), message=str(error))
+            spot = Spot(recipe, place, finding, path)
+        if spot is not None:
+            spots.append(spot)
+    if len(spots) > 1 and not any(s.finding.state is State.PASTED for s in spots):
+        rows = ", ".join(f"{s.finding.file}:{s.finding.line}" for s in spots)
+        message = f"the statements stand in {len(spots)} files ({rows}); expected one"
+        finding = replace(spots[0].finding, state=State.AMBIGUOUS, message=message)
+        return Spot(recipe, place, finding, spots[0].path)
+    spots.sort(key=lambda s: s.finding.state is not State.PASTED)
+    return spots[0] if spots else _missing(files, recipe, place, package, blank)
+
+
+def _names(recipe: Recipe, package: Package, place: Place) -> list[str]:
+    """Files of a place, then the other files of the recipe, where a snippet may have been pasted."""
+    others = [p for p in recipe.places if p.package == package.name and p is not place]
+    return list(dict.fromkeys(form.file for p in (place, *others) for form in p.forms))
+
+
+def _in_file(file: Source, recipe: Recipe, place: Place, path: Path, blank: Finding) -> Spot | None:
+    """What one file says of a place; None where it holds nothing of it."""
+    spot = Spot(recipe, place, replace(blank, file=file.name), path)
+    forms = [f for f in place.forms if path.as_posix().endswith("/" + f.file)]
+    ours = _guards(file, recipe, forms)
+    faulty = next((g for g in ours if g.fault), None)
+    if faulty:
+        return _edited(spot, file, faulty)
+    pasted = locate.pasted_lines(file, frozenset({recipe.function, recipe.switch, *recipe.pasted}))
+    if pasted:
+        return _pasted(spot, pasted[0])
+    found = _distinct(m for form in forms for m in locate.matches(file, form))
+    if len(ours) + len(found) > 1:
+        lines = ", ".join(str(n) for n in sorted([g.header + 1 for g in ours] + [m.line for m in found]))
+        message = f"{file.name}: the statements stand more than once (lines {lines}); expected exactly one"
+        return replace(spot, finding=replace(spot.finding, state=State.AMBIGUOUS, message=message))
+    if ours:
+        return _applied(spot, file, ours[0], forms)
+    return _applicable(spot, file, found[0]) if found else None
+
+
+def _guards(file: Source, recipe: Recipe, forms: list[Form]) -> list[Guard]:
+    """The recipe's guards inside of the functions that the forms name."""
+    scopes = {f.scope for f in forms}
+    spans = [(f.lineno, f.end_lineno or 0) for s in scopes for f in locate.functions(file.tree, s)]
+    return [
+        g
+        for g in guard.find(file)
+        if g.site == recipe.site and any(start <= g.header + 1 <= end for start, end in spans)
+    ]
+
+
+def _applicable(spot: Spot, file: Source, match: Match) -> Spot:
+    """The place can be guarded, unless what the guard needs around it is not there."""
+    row = replace(spot.finding, line=match.line, form=match.form.name)
+    condition, branch = edit.texts(match.form, match.bound)
+    missing = locate.unbound(file, match, f"if {condition}:\n    pass\n{branch}")
+    scope = locate.unmet(file, match.form)
+    if not missing and scope is None:
+        return replace(spot, finding=replace(row, state=State.APPLICABLE), match=match)
+    what = f"{scope} is not the reviewed text any more" if scope else f"no {', '.join(sorted(missing))} here"
+    message = (
+        f"{file.name}:{match.line}: the statements are there, but {what}, so the guard would be wrong. "
+        f"Report this release, or use --skip {spot.recipe.site}"
+    )
+    return replace(spot, finding=replace(row, state=State.MOVED, message=message))
+
+
+def _distinct(matches: Iterator[Match]) -> list[Match]:
+    """Matches of different statements; of two forms that fit the same ones the first counts."""
+    kept: dict[int, Match] = {}
+    for match in matches:
+        kept.setdefault(match.line, match)
+    return list(kept.values())
+
+
+def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
+    row = replace(spot.finding, state=State.APPLIED, line=ours.header + 1)
+    for form in forms:
+        bound = locate.fit(form, ours.orelse)
+        if bound is None:
+            continue
+        stale = not guard.as_written(file, ours, *edit.texts(form, bound))
+        message = "the guard is of an older version; apply renews it" if stale else ""
+        return replace(spot, finding=replace(row, form=form.name, message=message), stale=stale)
+    message = "the statements in the else-branch were edited; they are kept as they are"
+    return replace(spot, finding=replace(row, message=message))
+
+
+def _edited(spot: Spot, file: Source, ours: Guard) -> Spot:
+    shown = " / ".join(line.strip() for line in guard.own_lines(file, ours)[:3])
+    message = (
+        f"{file.name}:{ours.header + 1}: edited inside our lines: {ours.fault}. Found: {shown}. "
+        "Nothing is thrown away: restore the lines or take the guard out by hand, then run again"
+    )
+    row = replace(spot.finding, state=State.EDITED, line=ours.header + 1, message=message)
+    return replace(spot, finding=row)
+
+
+def _pasted(spot: Spot, line: int) -> Spot:
+    message = (
+        f"{spot.finding.file}:{line}: calls of the operator layer were pasted here by hand. Take the "
+        f"snippet out (reinstall the package, or put the original statements back), or leave it and use "
+        f"--skip {spot.recipe.site}"
+    )
+    return replace(spot, finding=replace(spot.finding, state=State.PASTED, line=line, message=message))
+
+
+def _missing(files: Files, recipe: Recipe, place: Place, package: Package, blank: Finding) -> Spot:
+    """No form fits: say "moved" with the nearest candidate, or "absent" where nothing like it is there."""
+    version = package.version or "of unknown version"
+    for form in reversed(place.forms):
+        path = package.path / form.file
+        file = files.get(path)
+        near = None if file is None else locate.nearest(file, form)
+        if file is not None and near is not None:
+            line, text, likeness = near
+            message = (
+                f"{file.name}: {form.scope} is there, but the statements that {recipe.site} replaces are not "
+                f"({package.name} {version}). Expected: {form.site.splitlines()[0]}. "
+                f"Nearest ({likeness:.0%} alike), line {line}: {text}. Report this release, or use "
+                f"--skip {recipe.site}"
+            )
+            row = replace(blank, state=State.MOVED, file=file.name, line=line, message=message)
+            return Spot(recipe, place, row, path)
+    found = _landmarks(files, place, package)
+    if found is not None:
+        path, line = found
+        message = (
+            f"{files.name(path)}:{line}: this function looks like what {recipe.site} replaces, but no known "
+            f"form fits ({package.name} {version}). Report this release, or use --skip {recipe.site}"
+        )
+        row = replace(blank, state=State.MOVED, file=files.name(path), line=line, message=message)
+        return Spot(recipe, place, row, path)
+    message = f"{package.name} {version} has no such computation"
+    return Spot(recipe, place, replace(blank, message=message))
+
+
+def _landmarks(files: Files, place: Place, package: Package) -> tuple[Path, int] | None:
+    """A function elsewhere in the package with all the landmarks; only asked when nothing fits."""
+    if not place.landmarks:
+        return None
+    for path in sorted(package.path.rglob("*.py")):
+        if "_310p" in path.as_posix() or not all(t.encode() in path.read_bytes() for t in place.landmarks):
+            continue
+        try:
+            file = files.get(path)
+        except Unreadable:
+            continue
+        line = None if file is None else locate.holds_all(file.tree, file.lines, place.landmarks)
+        if line is not None:
+            return path, line
+    return None
+
+
+def again(files: Files, spot: Spot) -> Spot:
+    """The same place looked at again, after an edit in memory."""
+    package = next(p for p in files.tree.packages if p.name == spot.finding.package)
+    return look(files, spot.recipe, spot.place, package)
+
+
+def candidates(files: Files, narrowed: Iterable[str] = ()) -> list[Path]:
+    """Files that may hold a guard: those that recipes name, else every marked file of the packages."""
+    named = {
+        package.path / form.file
+        for recipe in recipes.load()
+        for place in recipe.places
+        for form in place.forms
+        for package in files.tree.packages
+        if package.name == place.package
+    }
+    found = sorted(path for path in named if path.is_file())
+    if narrowed or any(_marked(path) for path in found):
+        return found
+    return sorted(p for package in files.tree.packages for p in package.path.rglob("*.py") if _marked(p))
+
+
+def _marked(path: Path) -> bool:
+    try:
+        return b"# glm-pto: " in path.read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,103 @@
+"""What stands where in a tree, as frozen results: the rows of `status`, the digest, the notes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from glm_pto.codemods import plan, recipes, trees
+from glm_pto.codemods.findings import Action, Finding, State, TreeReport, UsageError
+from glm_pto.codemods.plan import Files, Spot
+from glm_pto.codemods.recipe import Recipe
+from glm_pto.codemods.trees import Tree
+
+Targets = Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. ``sites``: only these (empty: all); ``skip``: all but these."""
+
+    sites: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    dry_run: bool = False
+    require_reached: bool = False
+    install_kernels: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found and did, tree by tree."""
+
+    trees: tuple[TreeReport, ...]
+    action: str | None = None
+    changed: bool = False
+
+
+def status(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
+    """Every place of every site with its state; nothing is changed but an interrupted run is finished."""
+    chosen = choose(options or Options())
+    found = [survey(tree, chosen) for tree in trees.find(targets, python)]
+    return Result(tuple(report(files, spots) for files, spots in found))
+
+
+def choose(options: Options) -> tuple[Recipe, ...]:
+    """The recipes that the options select; `UsageError` with a suggestion for an unknown name."""
+    known = {recipe.site: recipe for recipe in recipes.load()}
+    for name in (*options.sites, *options.skip):
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known sites: {', '.join(known)}"
+            raise UsageError(f"no site is called {name!r}; {hint}")
+    return tuple(
+        r
+        for r in known.values()
+        if r.site not in options.skip and (not options.sites or r.site in options.sites)
+    )
+
+
+def survey(tree: Tree, chosen: Iterable[Recipe]) -> tuple[Files, list[Spot]]:
+    """The tree's files and the spots of the chosen recipes."""
+    files = Files(tree)
+    return files, plan.survey(files, chosen)
+
+
+def report(
+    files: Files, spots: Sequence[Spot], actions: Mapping[tuple[str, str], Action] | None = None
+) -> TreeReport:
+    """The frozen result for one tree."""
+    did = actions or {}
+    rows = tuple(
+        replace(_with_reached(files.tree, s), action=did.get((s.recipe.site, s.place.name))) for s in spots
+    )
+    packages = {p.name: p.version for p in files.tree.packages}
+    return TreeReport(files.tree.root, packages, rows, _digest(files, rows), tuple(_notes(files.tree, spots)))
+
+
+def _with_reached(tree: Tree, spot: Spot) -> Finding:
+    if spot.finding.state is State.ABSENT:
+        return spot.finding
+    reached = spot.place.reached(tree)
+    return replace(spot.finding, reached=reached.by_default, reached_when=reached.when)
+
+
+def _digest(files: Files, rows: Sequence[Finding]) -> str:
+    """One value for what the tree's sites are: equal on two nodes only if versions, states and texts are."""
+    parts = [f"{p.name}={p.version}" for p in files.tree.packages]
+    for row in rows:
+        parts.append(f"{row.site}/{row.place}={row.state.value}:{row.form}")
+    for name in sorted({row.file for row in rows if row.file}):
+        source = files.get(files.tree.root / name)
+        parts.append(f"{name}={hashlib.sha256(source.data if source else b'').hexdigest()}")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _notes(tree: Tree, spots: Sequence[Spot]) -> list[str]:
+    seen = {s.finding.package for s in spots}
+    wanted = {p.package for r in recipes.load() for p in r.places} - {"wall_x"}
+    missing = sorted(wanted - {p.name for p in tree.packages})
+    return [f"{name} is not in this tree: its sites are skipped" for name in missing if "vllm" in seen]
