@@ -1,0 +1,228 @@
+"""Who computes an operator: ``pypto``, ``upstream``, ``custom``, ``torch``, or nobody (native code stays).
+
+``GLM_PTO_BACKEND`` is a default and exceptions, for example ``auto`` or ``pypto,gate=torch``. ``auto``
+takes a registered function, else our PyPTO kernel where it can run, else leaves native code alone. Any
+other choice is
+explicit: it never falls back, and if it cannot run the operator raises with the reason. ``GLM_PTO_DISABLE``
+names operators that stay native (or ``all``). ``GLM_PTO_KERNEL_GATE=package.module:function`` brings one's
+own kernel. All of it is read once, when the package is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glm_pto_kernels import hardware, notice, switches
+
+Kernel = Callable[..., Any]
+NAMES = tuple(switches.SWITCHES.values())
+FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
+BACKENDS = ("auto", "pypto", "upstream", "custom", "torch")
+FUSED = ("pypto", "upstream")
+
+
+class BackendError(RuntimeError):
+    """An operator was asked of a backend that cannot run it. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the backends need to know of an operator.
+
+    ``parameters``: the names of a kernel's arguments, in order; it writes its outputs in place.
+    ``torch_kernel``: the reference under that signature. ``compare``: (arguments after a kernel ran) -> the
+    largest difference from the reference and the largest that is allowed.
+    """
+
+    name: str
+    entry: str
+    parameters: tuple[str, ...]
+    torch_kernel: Kernel
+    compare: Callable[..., tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The decision for one operator. ``native``: why native code stays, else None. ``device``: only there."""
+
+    backend: str
+    native: str | None = None
+    device: str | None = None
+    dense: bool = False
+    sizes: Callable[..., str | None] | None = None
+
+
+OPERATORS: dict[str, Operator] = {}
+CHOICES: dict[str, Choice] = {}
+CUSTOM: dict[str, Kernel | str] = {}
+CALLS: dict[str, int] = dict.fromkeys(NAMES, 0)
+_KERNELS: dict[str, Kernel] = {}
+
+
+def declare(operator: Operator) -> Operator:
+    """Enter an operator and decide its backend. Called once by each module of ``ops``."""
+    OPERATORS[operator.name] = operator
+    CHOICES[operator.name] = decide(operator.name, os.environ)
+    return operator
+
+
+def decide(name: str, environment: Mapping[str, str]) -> Choice:
+    """The backend of an operator under an environment. Raises ValueError for words that it does not know."""
+    if name in _disabled(environment):
+        return Choice("native", native="switched off by GLM_PTO_DISABLE")
+    dotted = environment.get(f"GLM_PTO_KERNEL_{name.upper()}")
+    if dotted:
+        CUSTOM[name] = dotted
+    backend = _backend_of(name, environment)
+    if name in CUSTOM and backend in ("auto", "custom"):
+        return Choice("custom")
+    if backend == "custom":
+        return Choice("native", native=f"GLM_PTO_BACKEND is custom and no function is registered for {name}")
+    if backend == "torch":
+        return Choice("torch")
+    if backend == "auto":
+        reason = hardware.npu_refusal()
+        if reason is not None:
+            return Choice("native", native=reason)
+        return Choice("pypto", device="npu", dense=True, sizes=_sizes("pypto", name))
+    return Choice(backend, dense=True, sizes=_sizes(backend, name))
+
+
+def _backend_of(name: str, environment: Mapping[str, str]) -> str:
+    chosen = "auto"
+    for word in (environment.get("GLM_PTO_BACKEND") or "auto").split(","):
+        operator, equals, backend = word.strip().rpartition("=")
+        if backend not in BACKENDS or (equals and _canonical(operator) not in NAMES):
+            raise ValueError(
+                f"GLM_PTO_BACKEND: {word.strip()!r} is neither one of {', '.join(BACKENDS)} nor "
+                f"OPERATOR=BACKEND with an operator of {', '.join(NAMES)}"
+            )
+        if not equals or _canonical(operator) == name:
+            chosen = backend
+    return chosen
+
+
+def _disabled(environment: Mapping[str, str]) -> set[str]:
+    words = {
+        _canonical(word.strip()) for word in environment.get("GLM_PTO_DISABLE", "").split(",") if word.strip()
+    }
+    unknown = words - {*NAMES, "all"}
+    if unknown:
+        raise ValueError(
+            f"GLM_PTO_DISABLE: {', '.join(sorted(unknown))} is no operator; there is {', '.join(NAMES)}, all"
+        )
+    return set(NAMES) if "all" in words else words
+
+
+def _canonical(word: str) -> str:
+    return FUNCTIONS.get(word, word)
+
+
+def _sizes(backend: str, name: str) -> Callable[..., str | None] | None:
+    if backend == "upstream":
+        from glm_pto_kernels import upstream
+
+        return upstream.SIZES[name]
+    try:
+        module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("glm_pto_kernels.pypto"):
+            raise
+        return None
+    return module.refusal  # type: ignore[no-any-return]
+
+
+def register(operator: str, function: Kernel) -> None:
+    """Bring your own kernel for one operator.
+
+    Args:
+        operator: ``gate``, ``attention_pre``, ``paged_attention``, ``select_experts`` or ``shared_expert``.
+        function: called with the operator's documented parameters (``Operator.parameters``) by position; it
+            writes the output tensors, which come last, in place.
+
+    Raises:
+        ValueError: unknown operator. TypeError: the function does not take these parameters.
+    """
+    name = _canonical(operator)
+    if name not in OPERATORS:
+        raise ValueError(f"unknown operator {operator!r}; there is {', '.join(OPERATORS)}")
+    _fits(OPERATORS[name], function)
+    switches.warn_if_late(f"register({operator!r}, ...)")
+    CUSTOM[name] = function
+    _KERNELS.pop(name, None)
+    CHOICES[name] = decide(name, os.environ)
+
+
+def _fits(operator: Operator, function: Kernel) -> None:
+    if not callable(function):
+        raise TypeError(f"the kernel for {operator.name} is {function!r}, which cannot be called")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin without a signature: its first call will tell
+        return
+    try:
+        signature.bind(*operator.parameters)
+    except TypeError as error:
+        raise TypeError(
+            f"{getattr(function, '__name__', function)}{signature} does not fit {operator.name}"
+            f"({', '.join(operator.parameters)}): {error}"
+        ) from None
+
+
+def run(name: str, *arguments: Any) -> None:
+    """Compute an operator inside its opaque op: the chosen kernel, found and announced at the first call."""
+    kernel = _KERNELS.get(name)
+    if kernel is None:
+        kernel = _KERNELS[name] = _first_use(name, arguments)
+    kernel(*arguments)
+    CALLS[name] += 1
+
+
+def _first_use(name: str, arguments: tuple[Any, ...]) -> Kernel:
+    choice = CHOICES[name]
+    kernel = load(name)
+    notice.taken(name, choice.backend, arguments)
+    return kernel
+
+
+def load(name: str) -> Kernel:
+    """The kernel of an operator's backend. Raises BackendError where an explicit choice cannot run."""
+    operator, choice = OPERATORS[name], CHOICES[name]
+    if choice.backend == "torch":
+        return operator.torch_kernel
+    if choice.backend == "custom":
+        return _custom(operator)
+    if choice.native is not None:
+        raise BackendError(f"{name}: called although native code stays here: {choice.native}")
+    reason = hardware.npu_refusal()
+    if reason is not None:
+        raise BackendError(f"{name}: GLM_PTO_BACKEND={choice.backend} cannot run here: {reason}")
+    if choice.backend == "upstream":
+        from glm_pto_kernels import upstream
+
+        return upstream.load(operator.name)
+    module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
+    return getattr(module, operator.entry)  # type: ignore[no-any-return]
+
+
+def _custom(operator: Operator) -> Kernel:
+    kernel = CUSTOM[operator.name]
+    if not isinstance(kernel, str):
+        return kernel
+    module, _, function = kernel.replace(":", ".").rpartition(".")
+    try:
+        loaded = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BackendError(f"GLM_PTO_KERNEL_{operator.name.upper()}={kernel}: {error}") from error
+    _fits(operator, loaded)
+    return loaded  # type: ignore[no-any-return]
+
+
+def calls() -> dict[str, int]:
+    """How often each operator has run in this process. Replays of a captured graph do not count."""
+    return dict(CALLS)

@@ -1,0 +1,296 @@
+"""attention_pre: everything of a GLM-4.5 decoder layer before attention, with static W8A8 weights.
+
+Residual add, RMSNorm, quantised qkv projection, per-head q and k norm, rotary embedding. Replaces
+``input_layernorm`` and the first half of ``self_attn`` in vLLM's ``Glm4MoeDecoderLayer.forward``; the
+layer's own ``attn`` and ``o_proj`` follow. Drop when upstream fuses norm, projection and rotary embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from glm_pto_kernels import backends
+from glm_pto_kernels.layers import child, has_child, parameter
+
+# A normalised value at the edge of two int8 steps may fall either way, and a bf16 result may round so.
+TOLERANCE = 2.0**-6
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """fp32 rows / sqrt(mean(rows^2) + eps) * weight + bias over the last dimension."""
+    normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return normed if bias is None else normed + bias.float()
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of [tokens, heads, dim] by halves; only the first 2 * cos.shape[-1] dims turn."""
+    half = cos.shape[-1]
+    first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def reference(
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor | None,
+    scale_reciprocal: torch.Tensor,
+    offset: torch.Tensor,
+    qkv_weight: torch.Tensor,
+    quant_bias: torch.Tensor,
+    deq_scale: torch.Tensor,
+    q_norm_weight: torch.Tensor,
+    q_norm_bias: torch.Tensor | None,
+    k_norm_weight: torch.Tensor,
+    k_norm_bias: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_size: int,
+    kv_size: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q [tokens, q_size], k and v [tokens, kv_size], residual [tokens, hidden], in the dtype of the input.
+
+    hidden_states, residual [tokens, hidden]; qkv_weight int8 [hidden, q_size + 2 * kv_size]; quant_bias
+    int32 and deq_scale one a column; scale_reciprocal and offset one an input column; head norms
+    [head_dim]; cos and sin [tokens, 1, rotary / 2]. Everything between input and output is fp32, the int8
+    product exact.
+    """
+    total = hidden_states.float() if residual is None else hidden_states.float() + residual.float()
+    normed = rms_norm(total, norm_weight, norm_bias, eps)
+    quantised = (normed * scale_reciprocal.float() + offset.float()).round().clamp(-128, 127)
+    product = quantised.double() @ qkv_weight.double() + quant_bias.double()
+    qkv = product.float() * deq_scale.float()
+    q, k, v = qkv.split((q_size, kv_size, kv_size), dim=-1)
+    head = q_norm_weight.shape[0]
+    q = rms_norm(q.unflatten(-1, (-1, head)), q_norm_weight, q_norm_bias, eps)
+    k = rms_norm(k.unflatten(-1, (-1, head)), k_norm_weight, k_norm_bias, eps)
+    cos, sin = cos.float(), sin.float()
+    dtype = hidden_states.dtype
+    return (
+        rotate(q, cos, sin).flatten(-2).to(dtype),
+        rotate(k, cos, sin).flatten(-2).to(dtype),
+        v.to(dtype),
+        total.to(dtype),
+    )
+
+
+SCHEMA = (
+    "(Tensor hidden_states, Tensor? residual, Tensor norm_weight, Tensor? norm_bias, "
+    "Tensor scale_reciprocal, Tensor offset, Tensor qkv_weight, Tensor quant_bias, Tensor deq_scale, "
+    "Tensor q_norm_weight, Tensor? q_norm_bias, Tensor k_norm_weight, Tensor? k_norm_bias, Tensor cos, "
+    "Tensor sin, int q_size, int kv_size, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+STATIC_W8A8 = ("aclnn_input_scale_reciprocal", "aclnn_input_offset", "quant_bias", "deq_scale")
+
+
+def _reason(layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
+    choice = backends.CHOICES["attention_pre"]
+    if choice.native is not None:
+        return choice.native
+    if not isinstance(hidden_states, torch.Tensor) or hidden_states.dim() != 2:
+        return "the hidden states are not a matrix"
+    if choice.device is not None and hidden_states.device.type != choice.device:
+        return "the hidden states are not on an NPU"
+    if hidden_states.dtype is not torch.bfloat16:
+        return "the hidden states are not bf16"
+    if not isinstance(positions, torch.Tensor) or positions.dim() != 1:
+        return "the positions are not a vector (mrope)"
+    qkv = child(attention, "qkv_proj")
+    weight = parameter(qkv, "weight")
+    if not isinstance(weight, torch.Tensor) or weight.dtype is not torch.int8:
+        return "the qkv weight is not int8"
+    for name in STATIC_W8A8:
+        if parameter(qkv, name) is None:
+            return "the qkv projection is not static W8A8"
+    if getattr(qkv, "custom_op", None) is not None:
+        return "the qkv projection gathers around its matmul (flashcomm)"
+    if has_child(qkv, "base_layer"):
+        return "the qkv projection is wrapped for LoRA"
+    return _reason_of_attention(layer, attention, weight, hidden_states, choice)
+
+
+def _reason_of_attention(
+    layer: Any, attention: Any, weight: torch.Tensor, hidden_states: torch.Tensor, choice: backends.Choice
+) -> str | None:
+    if getattr(attention, "use_qk_norm", False) is not True:
+        return "the attention has no q and k norm"
+    q_size, kv_size = getattr(attention, "q_size", None), getattr(attention, "kv_size", None)
+    head = getattr(attention, "head_dim", None)
+    if not isinstance(q_size, int) or not isinstance(kv_size, int) or not isinstance(head, int) or head < 2:
+        return "the attention has no q_size, kv_size and head_dim"
+    hidden = hidden_states.shape[1]
+    if weight.dim() != 2 or weight.shape[0] != hidden or weight.shape[1] != q_size + 2 * kv_size:
+        return "the qkv weight is not [hidden, q_size + 2 * kv_size]"
+    if not weight.is_contiguous():
+        return "the qkv weight is not contiguous"
+    if q_size % head or kv_size % head:
+        return "the heads do not divide q and k"
+    norm, q_norm, k_norm = (
+        child(layer, "input_layernorm"),
+        child(attention, "q_norm"),
+        child(attention, "k_norm"),
+    )
+    eps = getattr(norm, "variance_epsilon", None)
+    if (
+        eps is None
+        or getattr(q_norm, "variance_epsilon", None) != eps
+        or getattr(k_norm, "variance_epsilon", None) != eps
+    ):
+        return "the three norms have no common epsilon"
+    for each, size in ((norm, hidden), (q_norm, head), (k_norm, head)):
+        scale = parameter(each, "weight")
+        if not isinstance(scale, torch.Tensor) or scale.dim() != 1 or scale.shape[0] != size:
+            return "a norm's weight does not fit"
+    rotary = child(attention, "rotary_emb")
+    cache = getattr(rotary, "cos_sin_cache", None)
+    if not isinstance(cache, torch.Tensor) or cache.dim() != 2 or cache.shape[1] % 2 or cache.shape[1] > head:
+        return "the rotary embedding has no cos_sin_cache [positions, rotary_dim]"
+    if getattr(rotary, "is_neox_style", True) is not True:
+        return "the rotary embedding does not turn by halves"
+    if weight.device != hidden_states.device:
+        return "the weights are on another device"
+    if choice.sizes is None:
+        return None
+    return choice.sizes(
+        hidden=hidden, q_size=q_size, kv_size=kv_size, head_dim=head, rotary_dim=cache.shape[1]
+    )
+
+
+def attention_pre_supported(
+    layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
+) -> bool:
+    """Whether `attention_pre` may stand in for this layer. Pure and traceable; static facts only."""
+    return _reason(layer, attention, positions, hidden_states) is None
+
+
+def attention_pre_refusal(
+    layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
+) -> str | None:
+    """Why `attention_pre_supported` is false, or None."""
+    return _reason(layer, attention, positions, hidden_states)
+
+
+def norm_bias(norm: Any, after_add: bool) -> torch.Tensor | None:
+    """The bias that vllm-ascend's RMSNorm adds: after a residual add any, else only one that was loaded."""
+    bias = parameter(norm, "bias")
+    if not after_add and getattr(norm, "bias_loaded", True) is False:
+        return None
+    return bias  # type: ignore[no-any-return]
+
+
+def attention_pre(
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor | None,
+    layer: Any,
+    attention: Any,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q [tokens, q_size], k and v [tokens, kv_size], residual [tokens, hidden], all bf16.
+
+    Args:
+        hidden_states: bf16 [tokens, hidden], any number of tokens.
+        residual: the same shape, or None in the first layer and in MTP layers.
+        layer: the decoder layer, with ``input_layernorm``. attention: its ``self_attn``.
+        positions: int [tokens].
+
+    Raises:
+        BackendError: an explicitly chosen backend cannot run here.
+    """
+    norm, qkv, q_norm, k_norm = layer.input_layernorm, attention.qkv_proj, attention.q_norm, attention.k_norm
+    # Only the rows are cast: vllm-ascend 0.11 casts the cache in the rotary call that is replaced here.
+    rows = attention.rotary_emb.cos_sin_cache.index_select(0, positions).to(hidden_states.dtype)
+    cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
+    return _attention_pre(
+        hidden_states,
+        residual,
+        norm.weight,
+        norm_bias(norm, residual is not None),
+        qkv.aclnn_input_scale_reciprocal,
+        qkv.aclnn_input_offset,
+        qkv.weight,
+        qkv.quant_bias,
+        qkv.deq_scale,
+        q_norm.weight,
+        norm_bias(q_norm, False),
+        k_norm.weight,
+        norm_bias(k_norm, False),
+        cos.contiguous(),
+        sin.contiguous(),
+        attention.q_size,
+        attention.kv_size,
+        norm.variance_epsilon,
+    )
+
+
+def _outputs(hidden_states: torch.Tensor, q_size: int, kv_size: int) -> tuple[torch.Tensor, ...]:
+    rows, hidden = hidden_states.shape
+    return tuple(hidden_states.new_empty((rows, size)) for size in (q_size, kv_size, kv_size, hidden))
+
+
+@torch.library.custom_op("glm_pto::attention_pre", mutates_args=(), schema=SCHEMA)
+def _attention_pre(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    hidden_states, residual, *tensors, q_size, kv_size, eps = arguments
+    outputs = _outputs(hidden_states, q_size, kv_size)
+    if hidden_states.shape[0]:
+        rows = hidden_states.contiguous()
+        before = None if residual is None else residual.contiguous()
+        backends.run("attention_pre", rows, before, *tensors, *outputs, eps)
+    return outputs
+
+
+@_attention_pre.register_fake
+def _(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    return _outputs(arguments[0], *arguments[-3:-1])
+
+
+def _expected(arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    *inputs, query, key, _value, _residual, eps = arguments
+    return reference(*inputs, query.shape[1], key.shape[1], eps)
+
+
+def _torch(*arguments: Any) -> None:
+    for out, expected in zip(arguments[-5:-1], _expected(arguments), strict=True):
+        out.copy_(expected)
+
+
+def _compare(*arguments: Any) -> tuple[float, float]:
+    worst = 0.0
+    for out, expected in zip(arguments[-5:-1], _expected(arguments), strict=True):
+        scale = expected.float().abs().max().item() or 1.0
+        worst = max(worst, (out.float() - expected.float()).abs().max().item() / scale)
+    return worst, TOLERANCE
+
+
+backends.declare(
+    backends.Operator(
+        name="attention_pre",
+        entry="attention_pre_quant",
+        parameters=(
+            "hidden_states",
+            "residual",
+            "input_layernorm_weight",
+            "input_layernorm_bias",
+            "atten_qkv_input_scale_reciprocal",
+            "atten_qkv_input_offset",
+            "atten_qkv_weight",
+            "atten_qkv_quant_bias",
+            "atten_qkv_deq_scale",
+            "atten_q_norm_weight",
+            "atten_q_norm_bias",
+            "atten_k_norm_weight",
+            "atten_k_norm_bias",
+            "cos",
+            "sin",
+            "query",
+            "key",
+            "value",
+            "residual_res",
+            "eps",
+        ),
+        torch_kernel=_torch,
+        compare=_compare,
+    )
+)

@@ -1,0 +1,258 @@
+"""select_experts: the top-k experts of each token and their weights, sigmoid scoring with a correction bias.
+
+Replaces the gating call of vllm-ascend's expert selection for GLM-4.5 (one expert group). Drop when
+upstream's ``moe_gating_top_k`` is as fast.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glm_pto_kernels import backends
+
+# exp and the division differ in their last bits between devices; weights lie in 0 .. scaling factor.
+TOLERANCE = 1e-5
+
+
+def reference(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int | None = None,
+    num_expert_group: int | None = None,
+    e_score_correction_bias: torch.Tensor | None = None,
+    routed_scaling_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (fp32 or wider) and int32 ids, both [tokens, top_k], by falling score.
+
+    score = sigmoid(logits); the bias counts for choosing only; with groups, only experts of the
+    ``topk_group`` groups with the largest best score can be chosen.
+    """
+    wide = torch.promote_types(router_logits.dtype, torch.float32)
+    score = router_logits.to(wide).sigmoid()
+    choice = score if e_score_correction_bias is None else score + e_score_correction_bias.to(wide)
+    if num_expert_group is not None and topk_group is not None and num_expert_group > topk_group:
+        groups = choice.unflatten(-1, (num_expert_group, -1))
+        best = groups.amax(-1).topk(topk_group, dim=-1).indices
+        outside = torch.ones(groups.shape[:-1], dtype=torch.bool, device=groups.device).scatter(
+            -1, best, False
+        )
+        choice = groups.masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(-2)
+    ids = choice.topk(top_k, dim=-1).indices
+    weights = score.gather(-1, ids)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights * routed_scaling_factor, ids.to(torch.int32)
+
+
+def _reason(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int | None,
+    num_expert_group: int | None,
+    e_score_correction_bias: torch.Tensor | None,
+    scoring_func: str,
+) -> str | None:
+    choice = backends.CHOICES["select_experts"]
+    if choice.native is not None:
+        return choice.native
+    if scoring_func != "sigmoid":
+        return "the scoring function is not sigmoid"
+    if topk_group != 1 or num_expert_group != 1:
+        return "the experts are in more groups than one"
+    bias = e_score_correction_bias
+    if not isinstance(router_logits, torch.Tensor) or not isinstance(bias, torch.Tensor):
+        return "there is no score correction bias"
+    if router_logits.dim() != 2 or router_logits.dtype is not torch.float32:
+        return "the router logits are not an fp32 matrix"
+    if choice.device is not None and router_logits.device.type != choice.device:
+        return "the router logits are not on an NPU"
+    experts = router_logits.shape[1]
+    if bias.dim() != 1 or bias.shape[0] != experts or not 0 < top_k <= experts:
+        return "the bias or top_k does not fit the number of experts"
+    if bias.device != router_logits.device:
+        return "the score correction bias is on another device"
+    return None if choice.sizes is None else choice.sizes(experts=experts, top_k=top_k)
+
+
+def select_experts_supported(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int | None = None,
+    num_expert_group: int | None = None,
+    e_score_correction_bias: torch.Tensor | None = None,
+    scoring_func: str = "softmax",
+) -> bool:
+    """Whether `select_experts` computes what this model means. Pure and traceable; static facts only."""
+    return (
+        _reason(
+            router_logits,
+            top_k,
+            renormalize,
+            topk_group,
+            num_expert_group,
+            e_score_correction_bias,
+            scoring_func,
+        )
+        is None
+    )
+
+
+def select_experts_refusal(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int | None = None,
+    num_expert_group: int | None = None,
+    e_score_correction_bias: torch.Tensor | None = None,
+    scoring_func: str = "softmax",
+) -> str | None:
+    """Why `select_experts_supported` is false, or None."""
+    return _reason(
+        router_logits, top_k, renormalize, topk_group, num_expert_group, e_score_correction_bias, scoring_func
+    )
+
+
+def select_experts(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int | None = None,
+    num_expert_group: int | None = None,
+    e_score_correction_bias: torch.Tensor | None = None,
+    *,
+    routed_scaling_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights fp32 and ids int32, both [tokens, top_k].
+
+    Args:
+        router_logits: fp32 [tokens, experts], any number of tokens.
+        top_k: experts a token. renormalize: divide the weights by their sum.
+        topk_group, num_expert_group: 1 in GLM-4.5.
+        e_score_correction_bias: [experts], any float dtype; counts for choosing, not in the weights.
+        routed_scaling_factor: multiplies the weights; pass what the replaced call was given.
+
+    Raises:
+        BackendError: an explicitly chosen backend cannot run here.
+    """
+    return _select_experts(
+        router_logits,
+        top_k,
+        renormalize,
+        1 if topk_group is None else topk_group,
+        1 if num_expert_group is None else num_expert_group,
+        e_score_correction_bias,
+        routed_scaling_factor,
+    )
+
+
+@torch.library.custom_op("glm_pto::select_experts", mutates_args=())
+def _select_experts(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int,
+    num_expert_group: int,
+    bias: torch.Tensor | None,
+    routed_scaling_factor: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = router_logits.shape[0]
+    weights = router_logits.new_empty((rows, top_k), dtype=torch.float32)
+    ids = router_logits.new_empty((rows, top_k), dtype=torch.int32)
+    if bias is None:
+        bias = router_logits.new_zeros(router_logits.shape[1])
+    if rows:
+        logits = router_logits.contiguous()
+        backends.run(
+            "select_experts",
+            logits,
+            top_k,
+            renormalize,
+            topk_group,
+            num_expert_group,
+            bias.contiguous(),
+            weights,
+            ids,
+        )
+    return (weights if routed_scaling_factor == 1.0 else weights.mul_(routed_scaling_factor)), ids
+
+
+@_select_experts.register_fake
+def _(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int,
+    num_expert_group: int,
+    bias: torch.Tensor | None,
+    routed_scaling_factor: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (router_logits.shape[0], top_k)
+    return router_logits.new_empty(shape, dtype=torch.float32), router_logits.new_empty(
+        shape, dtype=torch.int32
+    )
+
+
+def _torch(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int,
+    num_expert_group: int,
+    bias: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+) -> None:
+    weights, ids = reference(router_logits, top_k, renormalize, topk_group, num_expert_group, bias)
+    topk_weights.copy_(weights)
+    topk_ids.copy_(ids)
+
+
+def _compare(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    topk_group: int,
+    num_expert_group: int,
+    bias: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+) -> tuple[float, float]:
+    # Two experts with equal scores may stand in either order, so the chosen scores are compared, not the ids.
+    _, expected = reference(router_logits, top_k, renormalize, topk_group, num_expert_group, bias)
+    score = router_logits.sigmoid()
+    choice = score + bias.to(score.dtype)
+    ids = topk_ids.long()
+    if bool(((ids < 0) | (ids >= score.shape[1])).any()) or bool(
+        (ids.sort(-1).values.diff(dim=-1) == 0).any()
+    ):
+        return float("inf"), TOLERANCE
+    chosen = (
+        choice.gather(-1, ids).sort(-1).values - choice.gather(-1, expected.long()).sort(-1).values
+    ).abs()
+    weights = score.gather(-1, ids)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return max(chosen.max().item(), (topk_weights - weights).abs().max().item()), TOLERANCE
+
+
+backends.declare(
+    backends.Operator(
+        name="select_experts",
+        entry="select_experts",
+        parameters=(
+            "router_logits",
+            "top_k",
+            "renormalize",
+            "topk_group",
+            "num_expert_group",
+            "e_score_correction_bias",
+            "topk_weights",
+            "topk_ids",
+        ),
+        torch_kernel=_torch,
+        compare=_compare,
+    )
+)

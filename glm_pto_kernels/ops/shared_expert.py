@@ -1,0 +1,198 @@
+"""shared_expert: the shared expert's SwiGLU MLP with dynamic W8A8 weights, this rank's partial sum.
+
+Replaces what vllm-ascend computes from ``self._shared_experts(hidden_states)``; the reduction after it stays
+native. Drop when upstream computes the shared expert in one kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from glm_pto_kernels import backends, hardware
+from glm_pto_kernels.layers import child, has_child, parameter
+
+# One int8 step of the second quantisation plus one bf16 rounding, relative to the largest output.
+TOLERANCE = 2.0**-6
+
+_VLLM_ASCEND = hardware.installed("vllm_ascend")
+
+
+def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric int8 of each row: values [tokens, n] (as fp32 integers) and scales [tokens, 1]."""
+    scale = rows.abs().amax(-1, keepdim=True) / 127.0
+    values = (rows / scale.clamp_min(torch.finfo(rows.dtype).tiny)).round().clamp(-128, 127)
+    return values, scale
+
+
+def reference(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+) -> torch.Tensor:
+    """down(silu(gate) * up), [tokens, hidden] in the dtype of ``hidden_states``.
+
+    w13 int8 [hidden, 2 * intermediate] (gate, then up), w2 int8 [intermediate, hidden], scales one a column.
+    Every int8 product is exact; both activations are quantised by token.
+    """
+    gate, up = _linear(hidden_states.float(), w13, w13_scale).chunk(2, dim=-1)
+    return _linear(torch.nn.functional.silu(gate) * up, w2, w2_scale).to(hidden_states.dtype)
+
+
+def _linear(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    values, row_scale = quantise(rows)
+    # float64 holds the int32 sums exactly, and every device multiplies it.
+    total = (values.double() @ weight.double()).float()
+    return total * row_scale * scale.flatten().float()
+
+
+def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | None:
+    choice = backends.CHOICES["shared_expert"]
+    if choice.native is not None:
+        return choice.native
+    if not isinstance(hidden_states, torch.Tensor) or hidden_states.dim() != 2:
+        return "the hidden states are not a matrix"
+    if choice.device is not None and hidden_states.device.type != choice.device:
+        return "the hidden states are not on an NPU"
+    if hidden_states.dtype is not torch.bfloat16:
+        return "the hidden states are not bf16"
+    up, down = child(layer, "gate_up_proj"), child(layer, "down_proj")
+    w13, w2 = parameter(up, "weight"), parameter(down, "weight")
+    if not isinstance(w13, torch.Tensor) or not isinstance(w2, torch.Tensor):
+        return "the layer has no gate_up_proj and down_proj"
+    if w13.dtype is not torch.int8 or w2.dtype is not torch.int8:
+        return "the weights are not int8"
+    return _reason_of_weights(layer, hidden_states, up, down, w13, w2, whole_mlp, choice)
+
+
+def _reason_of_weights(
+    layer: Any,
+    hidden_states: torch.Tensor,
+    up: Any,
+    down: Any,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    whole_mlp: bool,
+    choice: backends.Choice,
+) -> str | None:
+    s13, s2 = parameter(up, "weight_scale"), parameter(down, "weight_scale")
+    if not isinstance(s13, torch.Tensor) or not isinstance(s2, torch.Tensor):
+        return "the weights have no weight_scale"
+    if parameter(up, "deq_scale") is not None or parameter(down, "deq_scale") is not None:
+        return "the weights are static W8A8, not dynamic"
+    hidden = hidden_states.shape[1]
+    if w13.dim() != 2 or w2.dim() != 2 or w13.shape[0] != hidden or w2.shape[1] != hidden:
+        return "the weights are not [hidden, 2 * intermediate] and [intermediate, hidden]"
+    if w13.shape[1] != 2 * w2.shape[0] or s13.numel() != w13.shape[1] or s2.numel() != hidden:
+        return "weights and scales do not fit each other"
+    if not w13.is_contiguous() or not w2.is_contiguous():
+        return "the weights are not contiguous"
+    if getattr(down, "reduce_results", True) is not False:
+        return "the down projection reduces its result over the ranks"
+    if type(child(layer, "act_fn")).__name__ not in ("SiluAndMul", "AscendSiluAndMul"):
+        return "the activation is not SiluAndMul"
+    if has_child(layer, "expert_gate"):
+        return "the shared expert has a gate of its own"
+    if has_child(up, "base_layer") or has_child(down, "base_layer"):
+        return "the layer is wrapped for LoRA"
+    if parameter(up, "bias") is not None or parameter(down, "bias") is not None:
+        return "the projections have a bias"
+    if w13.device != hidden_states.device:
+        return "the weights are on another device"
+    if whole_mlp and _VLLM_ASCEND:
+        return "vllm-ascend is installed and computes the shared expert itself"
+    return None if choice.sizes is None else choice.sizes(hidden=hidden, intermediate=w2.shape[0])
+
+
+def ffn_share_expert_quant_supported(
+    layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
+) -> bool:
+    """Whether `ffn_share_expert_quant` may stand in for this layer. Pure and traceable; static facts only."""
+    return _reason(layer, hidden_states, whole_mlp) is None
+
+
+def ffn_share_expert_quant_refusal(
+    layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
+) -> str | None:
+    """Why `ffn_share_expert_quant_supported` is false, or None.
+
+    ``whole_mlp``: asked from ``Glm4MoeMLP.forward``, which must not differ from vllm-ascend's split path.
+    """
+    return _reason(layer, hidden_states, whole_mlp)
+
+
+def ffn_share_expert_quant(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The shared expert's output bf16 [tokens, hidden], not yet summed over the ranks.
+
+    Args:
+        layer: ``gate_up_proj`` and ``down_proj`` with ``weight`` int8 [in, out] and ``weight_scale`` [out].
+        hidden_states: bf16 [tokens, hidden], any number of tokens.
+
+    Raises:
+        BackendError: an explicitly chosen backend cannot run here.
+    """
+    up, down = layer.gate_up_proj, layer.down_proj
+    return _shared_expert(hidden_states, up.weight, up.weight_scale, down.weight, down.weight_scale)
+
+
+@torch.library.custom_op("glm_pto::shared_expert", mutates_args=())
+def _shared_expert(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+) -> torch.Tensor:
+    result = hidden_states.new_empty(hidden_states.shape)
+    if hidden_states.shape[0]:
+        rows, s13, s2 = hidden_states.contiguous(), w13_scale.flatten(), w2_scale.flatten()
+        backends.run("shared_expert", rows, w13, s13, w2, s2, result)
+    return result
+
+
+@_shared_expert.register_fake
+def _(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+) -> torch.Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+def _torch(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    result: torch.Tensor,
+) -> None:
+    result.copy_(reference(hidden_states, w13, w13_scale, w2, w2_scale))
+
+
+def _compare(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    result: torch.Tensor,
+) -> tuple[float, float]:
+    expected = reference(hidden_states, w13, w13_scale, w2, w2_scale).float()
+    return (result.float() - expected).abs().max().item(), TOLERANCE * expected.abs().max().item()
+
+
+backends.declare(
+    backends.Operator(
+        name="shared_expert",
+        entry="ffn_shared_expert_quant",
+        parameters=("hidden_states", "w13", "w13_scale", "w2", "w2_scale", "ffn_res"),
+        torch_kernel=_torch,
+        compare=_compare,
+    )
+)
