@@ -57,6 +57,8 @@ def move(lines: list[str], indent: str, eol: str) -> str:
     """The statements in ``lines`` with their block's indentation changed to ``indent``."""
     import libcst  # dearer than everything else together, and not needed where nothing is edited
 
+    if eol == "\r" and not any("\n" in line for line in lines):  # LibCST loses a lone CR at the end
+        return move([line.replace("\r", "\n") for line in lines], indent, "\n").replace("\n", "\r")
     try:
         module = libcst.parse_module("if 1:" + eol + "".join(lines))
         (statement,) = module.body

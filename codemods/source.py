@@ -120,7 +120,7 @@ def whole_lines(lines: tuple[str, ...], block: list[ast.stmt]) -> str | None:
         if start <= previous:
             return f"line {start + 1}: two statements share one line"
         head = lines[start].encode()[: _column(node)]
-        if head.strip(b" \t") or lines[start].lstrip(" \t").startswith("elif"):
+        if head.strip(b" \t\f") or lines[start].lstrip(" \t\f").startswith("elif"):
             return f"line {start + 1}: the statement is not alone on its line"
         tail = lines[end - 1].encode()[node.end_col_offset or 0 :].decode().lstrip(" \t\f")
         if tail.rstrip("\r\n") and not tail.startswith("#"):
