@@ -1,1 +1,103 @@
-"""Command line of glm-pto."""
+"""Command line of glm-pto: one module a command, loaded when it is called, so that `--help` loads none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+#: Every command with the line that `--help` shows for it; the module of that name holds `command`.
+COMMANDS = {
+    "apply": "Guard the native operators of a tree: all sites or nothing.",
+    "revert": "Take the guards out again, to the byte.",
+    "diff": "Show what apply would change, or what is applied.",
+    "status": "Say where each site stands and whether a decode step reaches it.",
+    "verify": "Prove the edit that stands in a tree.",
+    "sites": "List what can be replaced.",
+    "explain": "Tell all about one site, and where it was looked for.",
+    "doctor": "Tell what this machine can run, and what stands in the way.",
+    "demo": "Show the whole job on a small tree of its own.",
+}
+
+EXAMPLES = """\
+\b
+Examples:
+  glm-pto demo                   watch the whole job on a small tree
+  glm-pto diff                   what would change in this environment
+  glm-pto apply ./glm-net        guard the operators of that tree
+  glm-pto status --check         fail unless everything is applied
+  glm-pto revert                 take it all out again
+"""
+
+EXIT_CODES = """\
+\b
+Exit codes:
+  0  done, already done, or nothing to do
+  1  a difference where one was asked about (diff --exit-code, status --check)
+  2  the request itself is wrong
+  3  refused, nothing was changed
+  4  reading or writing failed, everything is as it was
+"""
+
+
+class Commands(click.Group):
+    """A group that knows its commands by name and imports only the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"{__name__}.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from glm_pto.cli.spelling import nearest
+
+            ctx.fail(f"No such command {name!r}.{nearest(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        from glm_pto import __version__
+
+        click.echo(f"glm-pto {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    epilog=EXAMPLES + "\n" + EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version and exit.",
+)
+def group() -> None:
+    """Switch an installed vLLM + vLLM-Ascend to fused GLM-4.5 operators, and back to the byte.
+
+    Every operator is wrapped in the source as `if switch and supported: fused, else: the original`. With the
+    switch off the program is the one it was before. `glm-pto COMMAND -h` tells more about a command.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; leaves with the exit codes that `--help` lists."""
+    group.main(args=list(args) if args is not None else None, prog_name="glm-pto")

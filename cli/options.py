@@ -1,0 +1,135 @@
+"""Options that several commands share, and the frozen values that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from glm_pto.cli.report import Report
+
+    SiteType = click.ParamType[str]
+else:
+    SiteType = click.ParamType
+
+Command = Callable[..., Any]
+
+
+def site_names() -> tuple[str, ...]:
+    """Names of the recipes, read from their file names: no recipe is imported for them."""
+    folder = Path(__file__).resolve().parent.parent / "codemods" / "recipes"
+    return tuple(sorted(f.stem for f in folder.glob("*.py") if not f.stem.startswith("_")))
+
+
+class Site(SiteType):
+    """The name of a site, as `glm-pto sites` lists it."""
+
+    name = "site"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        folded = value.replace("-", "_")
+        names = site_names()
+        if folded not in names:
+            from glm_pto.cli.spelling import nearest
+
+            self.fail(f"there is no site {value!r}.{nearest(value, names)}", param, ctx)
+        return folded
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in site_names() if name.startswith(incomplete)]
+
+
+def trees(function: Command) -> Command:
+    """``[TREE]...`` and ``--python``: what to work on."""
+    function = click.option(
+        "--python",
+        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        metavar="PATH",
+        help="Work on the packages of this interpreter instead of the current one's.",
+    )(function)
+    return click.argument("trees", nargs=-1, metavar="[TREE]...", type=click.Path(path_type=Path))(function)
+
+
+def choice(function: Command) -> Command:
+    """``--site`` and ``--skip``: which sites."""
+    function = click.option(
+        "--skip",
+        type=Site(),
+        multiple=True,
+        metavar="SITE",
+        help="Leave this site alone. May be given several times.",
+    )(function)
+    return click.option(
+        "--site",
+        "sites",
+        type=Site(),
+        multiple=True,
+        metavar="SITE",
+        help="Only this site. May be given several times.",
+    )(function)
+
+
+def _reported(function: Command, flags: tuple[Command, ...]) -> Command:
+    """Hands the command a `Report`, takes its exit code, turns refusals into exit codes."""
+
+    @wraps(function)
+    @click.pass_context
+    def run(
+        ctx: click.Context,
+        /,
+        color: str,
+        as_json: bool = False,
+        quiet: bool = False,
+        verbose: bool = False,
+        **values: Any,
+    ) -> None:
+        from glm_pto.cli.report import Report
+
+        report = Report(ctx.info_name or "", as_json, quiet, verbose, color)
+        ctx.exit(_guarded(report, lambda: function(report=report, **values)))
+
+    for flag in flags:
+        run = flag(run)
+    return run
+
+
+_COLOR = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    metavar="WHEN",
+    help="Colour the output: auto (on a terminal, unless NO_COLOR is set), always or never.",
+)
+_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Say more: forms, messages, digests.")
+_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print only the last line.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on one line.")
+
+
+def shown(function: Command) -> Command:
+    """For commands that only show: ``--color``."""
+    return _reported(function, (_COLOR,))
+
+
+def output(function: Command) -> Command:
+    """For commands with results: ``--json``, ``--quiet``, ``--verbose``, ``--color``."""
+    return _reported(function, (_COLOR, _VERBOSE, _QUIET, _JSON))
+
+
+def _guarded(report: Report, work: Callable[[], int | None]) -> int:
+    from glm_pto.codemods.findings import Refusal, UsageError, WriteFailure
+
+    try:
+        with report.waiting():
+            return work() or 0
+    except Refusal as refusal:
+        return report.failed("refused", 3, refusal.problems, refusal.findings)
+    except UsageError as error:
+        return report.failed("usage", 2, (str(error),))
+    except WriteFailure as error:
+        return report.failed("failed", 4, (str(error),))

@@ -1,0 +1,128 @@
+"""How the results of each command are shown: what goes into the table, what into words, what into JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glm_pto.cli import text
+from glm_pto.cli.report import Report, on_terminal
+from glm_pto.codemods.findings import WriteFailure
+
+if TYPE_CHECKING:
+    from glm_pto.cli.machine import Fact
+    from glm_pto.cli.story import Story
+    from glm_pto.codemods.operations import DiffResult, Result
+    from glm_pto.codemods.recipe import Recipe
+    from glm_pto.codemods.verify import Check
+
+
+def edited(report: Report, result: Result, dry_run: bool) -> int:
+    """Report of apply and revert."""
+    files = {(t.root, f.file) for t in result.trees for f in t.findings if f.action in text.DONE}
+    closing = text.closing(report.command, result, len(files), dry_run)
+    return report.trees(result.trees, action=text.action(result, dry_run), closing=closing)
+
+
+def surveyed(report: Report, result: Result, check: bool) -> int:
+    """Report of status; with ``check`` every site that the release has must be applied."""
+    findings = [f for tree in result.trees for f in tree.findings]
+    open_sites = [f for f in findings if f.state.value not in ("applied", "absent")]
+    code = 1 if check and (open_sites or not findings) else 0
+    return report.trees(result.trees, action=None, code=code, closing=text.advice(result.trees))
+
+
+def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> int:
+    """Report of diff: a patch in a pipe or a file, a side view on a terminal."""
+    if output is not None:
+        try:
+            output.write_bytes(found.patch)
+        except OSError as error:
+            raise WriteFailure(
+                f"{output}: cannot be written ({error.strerror}); name another --output"
+            ) from None
+    if report.json:
+        from glm_pto.cli import document
+
+        return report.document(document.of_diff(found))
+    if stat or output is not None:
+        for line in text.stat(found):
+            report.line(line)
+        if output is not None:
+            report.line(
+                f"written to {text.plain(output)}; from the tree's folder: git apply, or patch -p1 --binary"
+            )
+    elif report.quiet:
+        return 0
+    elif on_terminal():
+        from glm_pto.cli.sideview import SideView
+
+        for root, files in found.trees:
+            report.page(SideView(str(root), tuple((f.path, f.patch) for f in files)), pager)
+    else:
+        report.raw(found.patch)
+    return 0
+
+
+def sites(report: Report, recipes: Sequence[Recipe]) -> int:
+    """The list of sites."""
+    if report.json:
+        from glm_pto.cli import document
+
+        return report.document(document.of_recipes(recipes))
+    rows = [(r.site, r.switch, ", ".join(sorted({p.package for p in r.places})), r.title) for r in recipes]
+    report.table(("site", "switch", "package", "what is replaced"), rows, state=None)
+    for recipe in recipes if report.verbose else ():
+        report.line()
+        report.line(recipe.site, style="bold")
+        for line in text.wrapped(recipe.why):
+            report.line(f"  {line}")
+    return 0
+
+
+def told(report: Report, story: Story) -> int:
+    """What explain tells."""
+    if report.json:
+        return report.document(story.document)
+    for heading, lines in story.paragraphs:
+        report.line(text.plain(heading), style="bold")
+        for line in lines:
+            for part in text.wrapped(line):
+                report.line(f"  {text.plain(part)}")
+        report.line()
+    return 0
+
+
+def examined(report: Report, facts: Sequence[Fact]) -> int:
+    """What doctor found."""
+    if report.json:
+        from glm_pto.cli import document
+
+        return report.document(document.of_facts(facts))
+    topic = ""
+    for fact in facts if not report.quiet else ():
+        if fact.topic != topic:
+            report.line(fact.topic, style="bold")
+            topic = fact.topic
+        style = {"problem": "red", "note": "yellow"}.get(fact.verdict, "")
+        report.line(text.plain(f"  {fact.name}: {fact.value}"), style=style)
+        if fact.advice:
+            report.line(text.plain(f"    -> {fact.advice}"))
+    return report.ended(0, text.tally(f.verdict for f in facts))
+
+
+def proved(report: Report, checks: Sequence[Check]) -> int:
+    """What verify proved; 3 where something is refuted."""
+    code = 3 if any(c.ok is False for c in checks) else 0
+    if report.json:
+        from glm_pto.cli import document
+
+        return report.document(document.of_checks(checks), code)
+    if not report.quiet:
+        headings, rows = text.proofs(checks)
+        report.table(headings, rows)
+        for line in text.proof_remarks(checks, report.verbose):
+            report.line(f"  {line}", style="yellow")
+    words = {True: "proved", False: "refuted", None: "undecided"}
+    return report.ended(code, text.tally(words[c.ok] for c in checks))

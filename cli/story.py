@@ -1,0 +1,99 @@
+"""What is to be told of one site: the recipe's own words, the layer's conditions, what a tree shows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import glm_pto
+from glm_pto.cli import document
+from glm_pto.codemods import recipe as recipes
+from glm_pto.codemods.findings import Finding, TreeReport
+
+CONTEXT = 3
+
+
+@dataclass(frozen=True)
+class Story:
+    """``paragraphs`` are (heading, lines) in the order of telling; ``document`` is the same for `--json`."""
+
+    paragraphs: tuple[tuple[str, tuple[str, ...]], ...]
+    document: dict[str, Any]
+
+
+def explain(recipe: recipes.Recipe, trees: Sequence[TreeReport]) -> Story:
+    """Everything about a recipe, and what was found of it in the trees."""
+    asks = conditions(recipe.site)
+    paragraphs: list[tuple[str, tuple[str, ...]]] = [
+        (f"{recipe.site}: {recipe.title}", (recipe.why, *(f"see {link}" for link in recipe.links))),
+        ("Switch", (f"{recipe.switch}=0 in the environment turns it off; the original code runs then.",)),
+        ("Replaced by", (f"{recipes.KERNELS}.{recipe.function}",)),
+        ("Left to the original code when", asks or ("(the operator layer's source is not at hand)",)),
+        ("Obsolete when", (recipe.drop_when,)),
+        ("Looked for in", tuple(looked_for(recipe, {p for t in trees for p in t.packages}))),
+    ]
+    for tree in trees:
+        for finding in tree.findings:
+            paragraphs.append((f"In {tree.root}", tuple(_found(tree, finding))))
+    facts = {
+        "site": recipe.site, "title": recipe.title, "why": recipe.why, "links": list(recipe.links),
+        "switch": recipe.switch, "function": recipe.function, "drop_when": recipe.drop_when,
+        "refused_when": list(asks), **document.of_trees(trees, None),
+    }  # fmt: skip
+    return Story(tuple(paragraphs), facts)
+
+
+def looked_for(recipe: recipes.Recipe, packages: set[str]) -> Iterator[str]:
+    """One line per form of the packages (all: none named): file, function, releases."""
+    for place in recipe.places:
+        for form in place.forms if place.package in packages or not packages else ():
+            yield f"{place.package}/{form.file}: {form.scope} ({form.name}: {form.releases})"
+
+
+def _found(tree: TreeReport, finding: Finding) -> Iterator[str]:
+    reached = {
+        True: "a decode step runs through it",
+        False: "a decode step does not run through it",
+        None: "whether a decode step runs through it cannot be told from the files",
+    }[finding.reached]
+    line = f":{finding.line}" if finding.line else ""
+    yield f"{finding.state.value}: {finding.file or finding.package}{line}"
+    if finding.message:
+        yield finding.message
+    if finding.state.value != "absent":
+        yield f"{reached}: {finding.reached_when}" if finding.reached_when else reached
+    if finding.file and finding.line:
+        yield from excerpt(tree.root / finding.file, finding.line)
+
+
+def excerpt(path: Path, line: int) -> Iterator[str]:
+    """A few lines of a file around one, with their numbers."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    first = max(line - CONTEXT, 1)
+    for number, text in enumerate(lines[first - 1 : line + CONTEXT + 6], first):
+        yield f"{'>' if number == line else ' '} {number:5d}  {text}"
+
+
+def conditions(site: str) -> tuple[str, ...]:
+    """The reasons for which the layer leaves an operator to the original code, read from its source."""
+    file = Path(glm_pto.__file__).resolve().parent.parent / recipes.KERNELS / "ops" / f"{site}.py"
+    if not file.is_file():
+        return ()
+    functions = [n for n in ast.walk(ast.parse(file.read_bytes())) if isinstance(n, ast.FunctionDef)]
+    reasons = [
+        r for f in functions if f.name.startswith("_") or f.name.endswith("_refusal") for r in _texts(f)
+    ]
+    return tuple(dict.fromkeys(reasons))
+
+
+def _texts(function: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        value = node.value if isinstance(node, ast.Return) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value.value

@@ -1,0 +1,178 @@
+"""Words for people: results as lines of text, with marks where a terminal may colour them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from glm_pto.codemods.findings import Action, Finding, State, TreeReport
+
+if TYPE_CHECKING:
+    from glm_pto.codemods.operations import DiffResult, Result
+    from glm_pto.codemods.verify import Check
+
+#: Colour of a state on a terminal.
+COLORS = {
+    "applied": "green", "renewed": "green", "reverted": "green", "applicable": "cyan", "unchanged": "green",
+    "absent": "bright_black", "skipped": "yellow", "moved": "red", "ambiguous": "red", "pasted": "red",
+    "edited": "red", "refused": "red", "reinstalled": "yellow",
+    "proved": "green", "refuted": "red",
+}  # fmt: skip
+
+HEADINGS = ("site", "state", "reached", "where")
+
+
+def plain(value: object) -> str:
+    """Text that cannot steer a terminal: whatever is not printable, a lone surrogate too, is spelt out."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _spelt(ord(c)) for c in text)
+
+
+def _spelt(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def heading(tree: TreeReport) -> str:
+    """The tree's folder and what it holds."""
+    packages = ", ".join(
+        f"{name} {version or '(version unknown)'}" for name, version in tree.packages.items()
+    )
+    return plain(f"{tree.root}  {packages}")
+
+
+def row(finding: Finding) -> tuple[str, str, str, str]:
+    """One line of the table."""
+    state = finding.action.value if finding.action else finding.state.value
+    reached = {True: "yes", False: "no", None: "?"}[finding.reached]
+    if finding.state is State.ABSENT:
+        reached = "-"
+    elif finding.reached is not True and finding.reached_when:
+        reached += "*"
+    where = f"{finding.file}:{finding.line}" if finding.line else finding.file or finding.package
+    return plain(finding.site), state, reached, plain(where)
+
+
+def remarks(findings: Iterable[Finding], verbose: bool) -> list[str]:
+    """What the table has no room for: messages, and when a place that is not reached would be."""
+    lines = []
+    for finding in findings:
+        quiet = finding.state in (State.APPLIED, State.APPLICABLE)
+        if finding.message and (verbose or not quiet):
+            lines.append(f"{finding.site}: {finding.message}")
+        if (
+            finding.reached_when
+            and finding.state is not State.ABSENT
+            and (verbose or finding.reached is not True)
+        ):
+            lines.append(f"{finding.site}: * reached: {finding.reached_when}")
+        if verbose and finding.form:
+            lines.append(f"{finding.site}: form {finding.form}, place {finding.place}")
+    return [plain(line) for line in lines]
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many places stand how: by action where there is one, else by state."""
+    return dict(Counter(f.action.value if f.action else f.state.value for f in findings))
+
+
+def last_line(command: str, code: int, fields: dict[str, object]) -> str:
+    """The machine-readable line that ends the output of apply, revert, status and verify."""
+    words = " ".join(f"{name}={plain(value)}" for name, value in fields.items())
+    return f"glm-pto {command}: exit={code} {words}".rstrip()
+
+
+#: Actions that changed (on a dry run: would change) a file.
+DONE = frozenset({Action.APPLIED, Action.RENEWED, Action.REVERTED})
+
+
+def closing(command: str, result: Result, files: int, dry_run: bool) -> str:
+    """What was done, in one sentence, and what to do next."""
+    done = sum(f.action in DONE for tree in result.trees for f in tree.findings)
+    if not done:
+        return {"apply": "Nothing to do: already applied."}.get(command, "Nothing to revert.")
+    verb = "guarded" if command == "apply" else "taken out"
+    amount = (
+        f"{done} {'site' if done == 1 else 'sites'} {'would be ' if dry_run else ''}{verb} in {files} files."
+    )
+    if dry_run:
+        return f"{amount} Nothing was written."
+    if command == "revert":
+        return f"{amount} The files are the original ones again."
+    return (
+        f"{amount} Review with `glm-pto diff --applied`, undo with `glm-pto revert`; restart vLLM to load it."
+    )
+
+
+def advice(trees: Sequence[TreeReport]) -> str:
+    """What to do next, where status sees something to do."""
+    states = {f.state for tree in trees for f in tree.findings}
+    if states & {State.MOVED, State.AMBIGUOUS, State.PASTED, State.EDITED}:
+        return "`glm-pto explain SITE` tells more about a site that stands in the way."
+    if State.APPLICABLE in states or State.REINSTALLED in states:
+        return "`glm-pto diff` shows what apply would change, `glm-pto apply` does it."
+    return ""
+
+
+def action(result: Result, dry_run: bool) -> str:
+    """The word for what was done, for the last line and `--json`."""
+    if not result.changed:
+        return "unchanged"
+    return (
+        "planned" if dry_run else {"apply": "applied", "revert": "reverted"}.get(result.action or "", "done")
+    )
+
+
+def stat(found: DiffResult) -> list[str]:
+    """Files and how many lines they gain and lose."""
+    files = [f for _, tree in found.trees for f in tree if f.patch]
+    width = max((len(f.path) for f in files), default=0)
+    lines = [f" {plain(f.path).ljust(width)} | +{f.added} -{f.removed}" for f in files]
+    added, removed = sum(f.added for f in files), sum(f.removed for f in files)
+    return [
+        *lines,
+        f" {len(files)} files, {added} lines added, {removed} removed (moved lines count as both)",
+    ]
+
+
+def wrapped(words: str, width: int = 96) -> list[str]:
+    """A paragraph in lines; text that is indented or numbered already stays as it is."""
+    if len(words) <= width or words.startswith((" ", ">")):
+        return [words]
+    lines, line = [], ""
+    for word in words.split():
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return [*lines, line]
+
+
+def tally(words: Iterable[str]) -> dict[str, object]:
+    """How often each word occurs, for the last line."""
+    return dict(Counter(words))
+
+
+def proofs(checks: Sequence[Check]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows of the table of verify: one row per guard, one column per check."""
+    names = tuple(dict.fromkeys(c.name for c in checks))
+    guards = list(dict.fromkeys((c.site, c.file, c.line) for c in checks))
+    results = {(c.site, c.file, c.line, c.name): c.ok for c in checks}
+    marks = {True: "ok", False: "NO", None: "?"}
+    rows = []
+    for site, file, line in guards:
+        cells = [
+            marks[results[site, file, line, n]] if (site, file, line, n) in results else "-" for n in names
+        ]
+        verdict = "refuted" if "NO" in cells else "proved"
+        rows.append((plain(site), verdict, *cells, plain(f"{file}:{line}")))
+    return ("site", "verdict", *names, "where"), rows
+
+
+def proof_remarks(checks: Sequence[Check], verbose: bool) -> list[str]:
+    """Why a check failed or could not be decided."""
+    told = [c for c in checks if c.detail and (c.ok is False or verbose or c.ok is None)]
+    return list(dict.fromkeys(plain(f"{c.site}: {c.name}: {c.detail}") for c in told))

@@ -1,0 +1,162 @@
+"""Prove an edit that stands in a tree, from the files alone and by other means than those that made it.
+
+The engine works on lines; this works on syntax trees: it takes the guards out of the parsed file and compares
+what is left with the parsed original. So a fault in one is seen by the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_pto.codemods import edit, guard, kernels, recipes, scope, signatures, source, trees
+from glm_pto.codemods.findings import UsageError
+from glm_pto.codemods.recipe import KERNELS
+from glm_pto.codemods.source import Source, Unreadable
+
+MARK = b"  # glm-pto: "
+
+#: What is proved of every guard, with the words for it.
+CHECKS = {
+    "program": "without the guard the file is the original program (syntax trees compared)",
+    "names": "every name that the guard uses is bound there, and nothing that is read later is left unset",
+    "call": "the operator layer has the function, and it takes these arguments",
+    "compiles": "the target's Python compiles the file",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing proved (``ok``), refuted (not ``ok``), or not decidable here (None), for one guard."""
+
+    root: Path
+    site: str
+    file: str
+    line: int
+    name: str
+    ok: bool | None
+    detail: str = ""
+
+
+def verify(targets: Sequence[str | Path] = (), *, python: Path | None = None) -> tuple[Check, ...]:
+    """Every check of every guard in the trees; raises `UsageError` where there is no guard at all."""
+    found: list[Check] = []
+    for tree in trees.find(targets, python):
+        layer = kernels.find(tree.root, (), trees.search_path(python) if python else None)
+        folder = None if layer is None else layer.folder
+        for package in tree.packages:
+            for path in _files(package.path):
+                found += _file(tree.root, path, folder, python)
+    if not found:
+        raise UsageError("there is no guard to verify in these trees; run `glm-pto apply` first")
+    return tuple(found)
+
+
+def _files(package: Path) -> list[Path]:
+    """The files that some form may edit, and that stand in this package."""
+    names = {f.file for r in recipes.load() for p in r.places if p.package == package.name for f in p.forms}
+    return sorted(path for name in names if (path := package / name).is_file())
+
+
+def _file(root: Path, path: Path, layer: Path | None, python: Path | None) -> list[Check]:
+    name = path.relative_to(root).as_posix()
+    data = path.read_bytes()
+    if MARK not in data:
+        return []
+    try:
+        file = source.read(name, data)
+    except Unreadable as error:
+        return [Check(root, "-", name, 0, "program", False, str(error))]
+    guards = guard.find(file)
+    if not guards:
+        return []
+    common = {"program": _program(file, edit.strip(file)), "compiles": _compiles(file, python)}
+    found = []
+    for one in guards:
+        results = (
+            {**common, **_of_guard(file, one, layer)} if not one.fault else {"program": (False, one.fault)}
+        )
+        found += [
+            Check(root, one.site, name, one.header + 1, check, ok, detail)
+            for check, (ok, detail) in results.items()
+        ]
+    return found
+
+
+Outcome = tuple[bool | None, str]
+
+
+def _program(file: Source, stripped: Source) -> Outcome:
+    left = ast.dump(_Without(file).visit(ast.parse(file.data)))
+    right = ast.dump(stripped.tree)
+    return (True, "") if left == right else (False, "the trees differ: the file holds more than the guards")
+
+
+def _compiles(file: Source, python: Path | None) -> Outcome:
+    if python is None:
+        try:
+            compile(file.data, file.name, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            return False, str(error)
+        return True, ""
+    command = [
+        str(python),
+        "-c",
+        "import sys; compile(sys.stdin.buffer.read(), sys.argv[1], 'exec')",
+        file.name,
+    ]
+    done = subprocess.run(command, input=file.data, capture_output=True)
+    return done.returncode == 0, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def _of_guard(file: Source, one: guard.Guard, layer: Path | None) -> dict[str, Outcome]:
+    node = next(n for n in ast.walk(file.tree) if isinstance(n, ast.If) and n.lineno - 1 == one.header)
+    function = scope.enclosing(file.tree, node)
+    if function is None:
+        return {"names": (False, "the guard stands in no function")}
+    problems = [f"{n} is not bound there" for n in scope.unbound(file.tree, function, node)]
+    problems += [f"{n} is read later but our branch leaves it unset" for n in scope.forgotten(function, node)]
+    names: Outcome = (not problems, "; ".join(problems))
+    return {"names": names, "call": _calls(node, layer)}
+
+
+def _calls(node: ast.If, layer: Path | None) -> Outcome:
+    if layer is None:
+        return None, f"the target has no {KERNELS}"
+    problems = []
+    for call in _layer_calls((ast.Expr(node.test), *node.body)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        wanted = signatures.function(layer, name)
+        misfit = "is not there" if wanted is None else signatures.misfit(call, wanted)
+        if misfit:
+            problems.append(f"{KERNELS}.{name} {misfit}")
+    return not problems, "; ".join(problems)
+
+
+def _layer_calls(nodes: Iterable[ast.AST]) -> Iterable[ast.Call]:
+    for node in nodes:
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                owner = call.func.value
+                if isinstance(owner, ast.Name) and owner.id == KERNELS:
+                    yield call
+
+
+class _Without(ast.NodeTransformer):
+    """A syntax tree without our guards and our import line; knows them by their markers alone."""
+
+    def __init__(self, file: Source) -> None:
+        self.lines = file.lines
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if self._ours(node.lineno) else node
+
+    def visit_Import(self, node: ast.Import) -> ast.AST | None:
+        return None if self._ours(node.lineno) else node
+
+    def _ours(self, line: int) -> bool:
+        return MARK.decode() in self.lines[line - 1]

@@ -1,0 +1,55 @@
+"""Help of every command: complete, its examples run, and asking for it loads nothing that is not needed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from glm_pto.cli import COMMANDS, group
+
+
+def examples(name: str) -> list[list[str]]:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    lines = re.findall(r"^  glm-pto (.+?)(?:  +\S.*)?$", command.epilog or "", re.M)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_examples_and_says_what_each_option_does(name: str) -> None:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None and command.help
+    assert isinstance(command, click.Group) or examples(name)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name}: {parameter.name} has no help"
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_short_and_long_help_agree(run, name: str) -> None:
+    assert run(name, "-h").stdout == run(name, "--help").stdout != ""
+
+
+def test_help_loads_neither_the_engine_nor_rich() -> None:
+    check = (
+        "import sys; from glm_pto.cli import group; group.main(['--help'], standalone_mode=False); "
+        "heavy = ('rich', 'libcst', 'glm_pto.codemods', 'pathlib', 'json', 'dataclasses'); "
+        "loaded = [m for m in sys.modules if m.startswith(heavy)]; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(run) -> None:
+    answer = run("aply")
+    assert (answer.returncode, "Did you mean 'apply'?" in answer.stderr) == (2, True)
+
+
+def test_a_misspelt_site_is_answered_with_the_nearest(run, tree: Path) -> None:
+    answer = run("status", tree, "--site", "page-attention")
+    assert (answer.returncode, "Did you mean 'paged_attention'?" in answer.stderr) == (2, True)
