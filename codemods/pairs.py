@@ -1,4 +1,4 @@
-"""Do the vllm and the vllm-ascend of a tree belong together? It explains, it never decides where an edit fits."""
+"""Do the vllm and the vllm-ascend of a tree belong together? It explains, and never decides where to edit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mismatch(tree: Tree) -> str | None:
     names = {p.name: p.version for p in (*tree.packages, *tree.beside)}
     line = ".".join(map(str, ascend[:2]))
     return (
-        f"vllm {names['vllm']} and vllm-ascend {names['vllm_ascend']} do not belong together (upstream pairs the "
-        f"latter with vllm {line}): sites were matched by the structure of the code, and `reached` is what holds "
-        f"for vllm-ascend {line}; expect upstream's own errors before ours"
+        f"vllm {names['vllm']} and vllm-ascend {names['vllm_ascend']} do not belong together (upstream pairs "
+        f"the latter with vllm {line}): sites were matched by the structure of the code, and `reached` is "
+        f"what holds for vllm-ascend {line}; expect upstream's own errors before ours"
     )

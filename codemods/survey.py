@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from glm_pto.codemods import plan, recipes, trees
+from glm_pto.codemods import pairs, plan, recipes, trees
 from glm_pto.codemods.findings import Action, Finding, State, TreeReport, UsageError
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import Recipe
@@ -100,4 +100,6 @@ def _notes(tree: Tree, spots: Sequence[Spot]) -> list[str]:
     seen = {s.finding.package for s in spots}
     wanted = {p.package for r in recipes.load() for p in r.places} - {"wall_x"}
     missing = sorted(wanted - {p.name for p in tree.packages})
-    return [f"{name} is not in this tree: its sites are skipped" for name in missing if "vllm" in seen]
+    notes = [f"{name} is not in this tree: its sites are skipped" for name in missing if "vllm" in seen]
+    mixed = pairs.mismatch(tree)
+    return [*notes, mixed] if mixed else notes

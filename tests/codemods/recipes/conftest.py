@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from glm_pto.codemods import edit, plan, recipes, source, trees
-from glm_pto.codemods.findings import Finding, State
+from glm_pto.codemods.findings import Finding, Reached, State
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import Recipe
 
@@ -36,6 +36,12 @@ class Patient:
         """The finding of the only place that has one."""
         (found,) = self.findings().values()
         return found
+
+    def reached(self, place: str = "") -> Reached:
+        """What the recipe says of the place (of the only one) in this tree."""
+        (tree,) = trees.find([self.root])
+        (found,) = [p for p in self.recipe.places if not place or p.name == place]
+        return found.reached(tree)
 
     def guarded(self) -> str:
         """The file after the edit, digests masked; proved to go back to the byte."""
