@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from glm_pto.codemods import pattern
@@ -127,10 +127,29 @@ def unbound(file: Source, match: Match, code: str) -> set[str]:
     return missing
 
 
+def unset(match: Match, branch: str) -> set[str]:
+    """Names that the site binds and later code of the function reads, but that the branch does not bind."""
+    statements = ast.parse(branch).body
+    if isinstance(statements[-1], (ast.Return, ast.Raise)):
+        return set()
+    end = match.block[-1].end_lineno or 0
+    later = {
+        n.id
+        for n in ast.walk(match.function)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.lineno > end
+    }
+    return (_stored(match.block) & later) - _stored(statements)
+
+
+def _stored(statements: Sequence[ast.stmt]) -> set[str]:
+    names = (n for s in statements for n in ast.walk(s) if isinstance(n, ast.Name))
+    return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+
+
 def _bound_names(owner: ast.AST, before: int) -> set[str]:
-    """Names bound by statements of the owner above a line; for a module, anywhere."""
+    """Names that the owner itself (not what is defined inside it) binds in statements above a line."""
     names: set[str] = set()
-    for node in ast.walk(owner):
+    for node in _own(owner):
         if getattr(node, "lineno", 0) > before:
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -140,6 +159,14 @@ def _bound_names(owner: ast.AST, before: int) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+def _own(owner: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below a function or module, without the bodies of nested definitions."""
+    for child in ast.iter_child_nodes(owner):
+        yield child
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _own(child)
 
 
 def holds_all(tree: ast.Module, lines: tuple[str, ...], texts: tuple[str, ...]) -> int | None:

@@ -152,10 +152,15 @@ def _applicable(spot: Spot, file: Source, match: Match) -> Spot:
     row = replace(spot.finding, line=match.line, form=match.form.name)
     condition, branch = edit.texts(match.form, match.bound)
     missing = locate.unbound(file, match, f"if {condition}:\n    pass\n{branch}")
+    unset = locate.unset(match, branch)
     scope = locate.unmet(file, match.form)
-    if not missing and scope is None:
+    if not missing and not unset and scope is None:
         return replace(spot, finding=replace(row, state=State.APPLICABLE), match=match)
-    what = f"{scope} is not the reviewed text any more" if scope else f"no {', '.join(sorted(missing))} here"
+    what = f"{scope} is not the reviewed text any more"
+    if missing:
+        what = f"nothing here is called {', '.join(sorted(missing))}"
+    elif unset:
+        what = f"later code reads {', '.join(sorted(unset))}, which the operator does not give"
     message = (
         f"{file.name}:{match.line}: the statements are there, but {what}, so the guard would be wrong. "
         f"Report this release, or use --skip {spot.recipe.site}"
