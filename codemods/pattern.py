@@ -5,8 +5,8 @@ standard library's syntax tree: layout, comments and quotes do not count, struct
 
 - ``$name`` matches one expression, or one name where a name stands (``self.$method``); the same hole twice
   must match the same code. ``$_`` matches without remembering.
-- ``...`` among positional arguments, operands, elements or statements matches any number of them; as an argument it also
-  allows further keywords. A body or an else-branch of ``...`` alone matches any.
+- ``...`` among positional arguments, operands, elements or statements matches any number of them; as an
+  argument it also allows further keywords. A body or an else-branch of ``...`` alone matches any.
 - Keywords are matched by name in any order. A pattern's ``if`` without ``else`` matches only such an ``if``.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,14 @@ class Files:
     def put(self, path: Path, edited: Source) -> None:
         """Let later look-ups see an edited text."""
         self._sources[path] = edited
+
+    def fingerprint(self, path: Path) -> str:
+        """SHA-256 of the file's bytes as they are, or as edited in memory; its error where it has none."""
+        try:
+            file = self.get(path)
+        except Unreadable as error:
+            return str(error)
+        return hashlib.sha256(b"" if file is None else file.data).hexdigest()
 
     def name(self, path: Path) -> str:
         """Path for messages and reports, relative to the tree."""

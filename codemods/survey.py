@@ -91,8 +91,7 @@ def _digest(files: Files, rows: Sequence[Finding]) -> str:
     for row in rows:
         parts.append(f"{row.site}/{row.place}={row.state.value}:{row.form}")
     for name in sorted({row.file for row in rows if row.file}):
-        source = files.get(files.tree.root / name)
-        parts.append(f"{name}={hashlib.sha256(source.data if source else b'').hexdigest()}")
+        parts.append(f"{name}={files.fingerprint(files.tree.root / name)}")
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
