@@ -83,7 +83,8 @@ def _program(block: str) -> str:
 
 def find(source: Source) -> list[Guard]:
     """Every guard of ours in the file, in order, including those that were edited by hand."""
-    marked = {i: m for i, line in enumerate(source.lines) if (m := MARKER.search(line.rstrip("\r\n")))}
+    likely = (i for i, line in enumerate(source.lines) if _PREFIX in line)
+    marked = {i: m for i in likely if (m := MARKER.search(source.lines[i].rstrip("\r\n")))}
     if not marked:
         return []
     found = []

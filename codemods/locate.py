@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from glm_pto.codemods import pattern
+from glm_pto.codemods import guard, pattern
 from glm_pto.codemods.guard import MARKER
 from glm_pto.codemods.pattern import Bindings
 from glm_pto.codemods.recipe import KERNELS, Form
@@ -116,15 +117,15 @@ def unmet(file: Source, form: Form) -> str | None:
 
 def unbound(file: Source, match: Match, code: str) -> set[str]:
     """Names that ``code`` reads but that nothing binds where the match stands."""
-    known = {a.arg for a in ast.walk(match.function.args) if isinstance(a, ast.arg)} | set(dir(builtins))
-    known |= {KERNELS, *_bound_names(match.function, match.line), *_bound_names(file.tree, len(file.lines))}
     made: set[str] = set()
     missing: set[str] = set()
     for statement in ast.parse(code).body:
         names = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
-        missing |= {n.id for n in names if isinstance(n.ctx, ast.Load)} - known - made
+        missing |= {n.id for n in names if isinstance(n.ctx, ast.Load)} - made
         made |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
-    return missing
+    missing -= {KERNELS, *dir(builtins), *_bound_names(match.function, match.line)}
+    missing -= {a.arg for a in ast.walk(match.function.args) if isinstance(a, ast.arg)}
+    return missing and missing - _bound_names(file.tree, len(file.lines))
 
 
 def unset(match: Match, branch: str) -> set[str]:
@@ -200,19 +201,16 @@ def names_in(node: ast.AST) -> set[str]:
 
 def pasted_lines(source: Source, names: frozenset[str]) -> list[int]:
     """Lines (from 1) that use one of the layer's names outside of our guards: code pasted by hand."""
-    lines = []
-    skip: set[int] = set()
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.If) and _guarded(source, node):
-            skip.update(range(node.lineno, (node.body[-1].end_lineno or 0) + 1))
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == KERNELS
-            and node.attr in names
-        ):
-            lines.append(node.lineno)
-    return sorted(set(lines) - skip)
+    uses = re.compile(rf"\b{KERNELS}\s*\.\s*(?:{'|'.join(sorted(names))})\b")
+    suspects = {i + 1 for i, line in enumerate(source.lines) if KERNELS in line and uses.search(line)}
+    for one in guard.find(source) if suspects else ():
+        suspects -= set(range(one.header + 1, one.branch_end + 1))
+    if not suspects:
+        return []
+    used = (n for n in ast.walk(source.tree) if isinstance(n, ast.Attribute) and n.attr in names)
+    return sorted(
+        {n.lineno for n in used if isinstance(n.value, ast.Name) and n.value.id == KERNELS} & suspects
+    )
 
 
 def nearest(source: Source, form: Form) -> tuple[int, str, float] | None:
