@@ -1,0 +1,136 @@
+"""One writer at a time: a lock in the hidden folder that goes with the process that holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from glm_pto.codemods import disk
+from glm_pto.codemods.findings import Refusal, WriteFailure
+from glm_pto.codemods.target import CONTROL
+
+NAME = "lock"
+#: Seconds to wait for another run before saying that it is busy.
+WAIT = 30.0
+_PAUSE = 0.02
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Names in the hidden folder that need no journal to be removed with it.
+_OURS = (".gitignore", "state.json.new", "journal.json.new", NAME)
+
+
+@contextmanager
+def hold(folders: disk.Folders, wait: float = WAIT) -> Iterator[int]:
+    """Hold the tree's lock and yield the hidden folder's descriptor, made where it was missing.
+
+    `Refusal` where another process holds it after ``wait`` seconds, or where the root cannot be written.
+    A folder that holds no state at the end is removed again.
+    """
+    home = folders.root / CONTROL
+    deadline = time.monotonic() + wait
+    while True:
+        control, handle = _open(folders)
+        try:
+            _wait(folders, control, handle, deadline)
+            current = disk.find(control, NAME)
+            mine = os.fstat(handle)
+            if current is not None and (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino):
+                break
+        except BaseException:
+            os.close(handle)
+            raise
+        # The owner removed the folder with its lock while we waited for it.
+        os.close(handle)
+        folders.forget(home)
+    try:
+        _sign(handle)
+        yield control
+    finally:
+        # All is decided. What cannot be removed now is removed by the next command, and the lock goes with
+        # its descriptor, which Linux frees also where close fails.
+        with suppress(OSError):
+            tidy(folders, control)
+        with suppress(OSError):
+            os.close(handle)
+
+
+def tidy(folders: disk.Folders, control: int) -> None:
+    """Remove the hidden folder where it holds neither state nor journal. Under the lock."""
+    if not disk.names(control) <= set(_OURS):
+        return
+    for name in _OURS:
+        disk.discard(control, name)
+    # Another run may have made its lock in the meantime: then the folder is its own.
+    with suppress(OSError):
+        os.rmdir(CONTROL, dir_fd=folders.open(folders.root))
+
+
+def check_owner(folders: disk.Folders, control: int) -> None:
+    """`Refusal` where somebody else could have written what the hidden folder says."""
+    found = os.fstat(control)
+    trusted = (0, os.geteuid(), os.fstat(folders.open(folders.root)).st_uid)
+    if found.st_uid not in trusted or found.st_mode & stat.S_IWOTH:
+        raise Refusal(
+            f"{folders.root / CONTROL}: belongs to user {found.st_uid}, mode {found.st_mode & 0o7777:04o}, "
+            "so others could have written it; look at it and remove it"
+        )
+
+
+def owner(control: int) -> str:
+    """Who holds the lock, as far as the lock file tells."""
+    try:
+        text = disk.read(control, NAME, 200)[0].decode("ascii", "replace")
+    except (OSError, disk.NotRegular):
+        return "another process"
+    pid, _, host = text.strip().partition(" ")
+    if not pid.isdigit():
+        return "another process"
+    here = os.uname().nodename
+    return f"process {pid}" + (f" on {host!a}" if host and host != here else "")
+
+
+def _open(folders: disk.Folders) -> tuple[int, int]:
+    """The hidden folder and a handle of its lock file; both may be going away with their owner."""
+    home = folders.root / CONTROL
+    while True:
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(CONTROL, 0o755, dir_fd=folders.open(folders.root))
+            control = folders.open(home)
+            check_owner(folders, control)
+            return control, os.open(NAME, _OPEN, 0o644, dir_fd=control)
+        except FileNotFoundError:
+            folders.forget(home)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise Refusal(
+                    f"{folders.root}: the folder is read-only for this user ({error.strerror}); "
+                    "run as its owner"
+                ) from error
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise Refusal(
+                    f"{home}: must be a folder of its own, not a link or file; remove it"
+                ) from error
+            raise WriteFailure(f"{home}: {error.strerror}; nothing was changed") from error
+
+
+def _wait(folders: disk.Folders, control: int, handle: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise Refusal(
+                    f"{folders.root}: busy, {owner(control)} is changing this tree; try again when it is done"
+                ) from None
+            time.sleep(_PAUSE)
+
+
+def _sign(handle: int) -> None:
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()} {os.uname().nodename}\n".encode("ascii", "replace"), 0)

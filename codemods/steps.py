@@ -1,0 +1,131 @@
+"""The steps of a transaction: every file is looked at, and every objection raised, before the first write."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glm_pto.codemods import bytecode, disk, journal, seal, state, target
+from glm_pto.codemods.findings import FileChange, Refusal
+
+
+@dataclass(frozen=True)
+class Step:
+    """One journal entry with all that is needed to carry it out."""
+
+    spot: target.Spot
+    entry: journal.Entry
+    after: bytes | None
+    look: disk.Look
+    found: os.stat_result | None = None
+    change: FileChange | None = None
+
+    def disturbed(self, now: os.stat_result | None) -> bool:
+        """Did somebody else write the file since it was looked at?"""
+        if self.entry.loose or self.spot.ours:
+            return False
+        return now is not None if self.found is None else not disk.same(self.found, now)
+
+
+def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[Step], list[str]]:
+    """Look at every file before the first write; all that stands in the way is told at once."""
+    cache = target.cache_of(folders.root)
+    if cache is not None:
+        raise Refusal(f"{folders.root}: lies in the package cache {cache}, which environments are made from")
+    moment = time.time_ns()
+    steps: list[Step] = []
+    compiled: list[bytecode.Compiled] = []
+    problems: list[str] = []
+    for change in changes:
+        if change.before == change.after:
+            continue
+        try:
+            step = _look(folders, change, moment)
+            compiled += bytecode.stale(folders, step.spot, change.after, moment)
+        except Refusal as refusal:
+            problems.extend(refusal.problems)
+            continue
+        steps.append(step)
+    places = [step.spot.real for step in steps]
+    problems += [f"{real}: named twice in one change" for real in {p for p in places if places.count(p) > 1}]
+    if problems:
+        raise Refusal(*problems)
+    held = [step.spot.parent for step in steps if step.found is not None]
+    notes = [*target.open_to_all(folders, held), *_foreign_bytecode(compiled)]
+    return [*steps, *(_compiled(item) for item in compiled)], notes
+
+
+def _look(folders: disk.Folders, change: FileChange, moment: int) -> Step:
+    """One change as a step; `Refusal` where the file is not as the plan read it, or not ours to write."""
+    spot = target.locate(folders, change.path)
+    if change.before is None:
+        _check_free(folders, spot)
+        look, found = disk.Look(mtime_ns=moment), None
+    else:
+        try:
+            folder = folders.open(spot.parent)
+            data, look, found = disk.read(folder, spot.name, len(change.before) + 1)
+        except FileNotFoundError:
+            raise Refusal(f"{spot.real}: is gone since it was read; run the command again") from None
+        except (NotADirectoryError, disk.NotRegular):
+            raise Refusal(f"{spot.real}: is not a regular file any more; run the command again") from None
+        if data != change.before:
+            raise Refusal(f"{spot.real}: changed since it was read; run the command again")
+        problem = target.read_only(folder, spot, found)
+        if problem:
+            raise Refusal(problem)
+        look = disk.Look(look.mode, look.owner, look.xattrs, moment)
+    return Step(spot, _entry(spot, change.before, change.after), change.after, look, found, change)
+
+
+def _check_free(folders: disk.Folders, spot: target.Spot) -> None:
+    """A file to create must not exist, and the folder that takes it must be writable."""
+    place = spot.parent
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        folder = folders.open(place)
+    except NotADirectoryError:
+        raise Refusal(f"{place}: is not a folder, so {spot.path} cannot be made there") from None
+    problem = target.read_only(folder, spot, None)
+    if problem:
+        raise Refusal(problem)
+    if place == spot.parent and disk.find(folder, spot.name) is not None:
+        raise Refusal(f"{spot.real}: exists already and is not ours; move it away or rename it")
+
+
+def _compiled(item: bytecode.Compiled) -> Step:
+    entry = _entry(item.spot, item.before, item.after, loose=True)
+    return Step(item.spot, entry, item.after, item.look)
+
+
+def _foreign_bytecode(compiled: list[bytecode.Compiled]) -> list[str]:
+    lost = [item.spot.real.name for item in compiled if item.after is None]
+    return [f"compiled files removed and not made again: {', '.join(lost)}"] if lost else []
+
+
+def remember(folders: disk.Folders, record: state.Record) -> list[Step]:
+    """At most two steps: the record (or its absence) and a .gitignore in the hidden folder."""
+    home = folders.root / target.CONTROL
+    control = folders.open(home)
+    wanted = {state.NAME: state.encode(record), ".gitignore": b"*\n"} if record.files else {}
+    steps = []
+    for name in (".gitignore", state.NAME):
+        spot = target.Spot(f"{target.CONTROL}/{name}", home, name)
+        after = wanted.get(name)
+        try:
+            before = disk.read(control, name)[0] if disk.find(control, name) else None
+        except disk.NotRegular:
+            raise Refusal(f"{spot.real}: is not a regular file; remove it") from None
+        if after != before:
+            steps.append(Step(spot, _entry(spot, before, after), after, disk.Look()))
+    return steps
+
+
+def _entry(
+    spot: target.Spot, before: bytes | None, after: bytes | None, loose: bool = False
+) -> journal.Entry:
+    hashes = [None if data is None else seal.digest(data) for data in (before, after)]
+    return journal.Entry(spot.path, hashes[0], hashes[1], loose)

@@ -1,0 +1,121 @@
+"""Where a change lands on the disk: links followed to the real file, or why it must not be written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_pto.codemods import disk
+from glm_pto.codemods.findings import Refusal
+
+#: The hidden folder beside the packages that holds lock, journal and state.
+CONTROL = ".glm-pto"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A file by the real folder it lives in and its name there; ``path`` is how the tree calls it."""
+
+    path: str
+    parent: Path
+    name: str
+
+    @property
+    def ours(self) -> bool:
+        """Does it belong to the hidden folder?"""
+        return self.path.startswith(f"{CONTROL}/")
+
+    @property
+    def real(self) -> Path:
+        """The real path, for messages."""
+        return self.parent / self.name
+
+
+def locate(folders: disk.Folders, path: Path | str) -> Spot:
+    """Resolve ``path`` (absolute, or relative to the root) once; `Refusal` where it must not be written."""
+    relative = _inside(folders, Path(path))
+    logical = folders.root / relative
+    real = Path(os.path.realpath(logical))
+    if not real.is_relative_to(folders.root):
+        problem = _leads_out(folders.root, logical, real)
+        if problem:
+            raise Refusal(problem)
+    return Spot(relative.as_posix(), real.parent, real.name)
+
+
+def cache_of(folder: Path, root: Path | None = None) -> Path | None:
+    """The package cache that ``folder`` lies in; folders that hold ``root`` too do not count.
+
+    A cache's files are shared by every environment made from it: changing one changes them all.
+    """
+    personal = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for ancestor in (folder, *folder.parents):
+        if root is not None and root.is_relative_to(ancestor):
+            return None
+        tagged = (ancestor / "CACHEDIR.TAG").exists() and not (ancestor / "pyvenv.cfg").exists()
+        conda = ancestor.name == "pkgs" and (ancestor / "urls.txt").exists()
+        if conda or ancestor == Path("/nix/store") or (root is not None and (tagged or ancestor == personal)):
+            return ancestor
+        if ancestor.name.startswith("archive-v") and (ancestor.parent / "CACHEDIR.TAG").exists():
+            return ancestor.parent
+    return None
+
+
+def read_only(folder: int, spot: Spot, found: os.stat_result | None) -> str | None:
+    """Why the file, or its folder, is not ours to write; None where it is.
+
+    A file without any write permission is refused to root too: whoever made it so meant it.
+    """
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+        return (
+            f"{spot.parent}: the folder is read-only for this user, so {spot.name} cannot be replaced; "
+            "run as its owner, or make a writable copy of the environment"
+        )
+    if found is None:
+        return None
+    mode = stat.S_IMODE(found.st_mode)
+    if not mode & 0o222 or not os.access(spot.name, os.W_OK, dir_fd=folder, effective_ids=True):
+        return (
+            f"{spot.real}: the file is read-only (mode {mode:04o}); "
+            "make it writable (chmod u+w) if it is yours to change"
+        )
+    return None
+
+
+def open_to_all(folders: disk.Folders, reals: list[Path]) -> tuple[str, ...]:
+    """A warning for every folder that any user of the machine can change."""
+    return tuple(
+        f"{real} is writable by every user of this machine: anyone can change what is imported from it"
+        for real in dict.fromkeys([folders.root, *reals])
+        if os.fstat(folders.open(real)).st_mode & stat.S_IWOTH
+    )
+
+
+def _inside(folders: disk.Folders, path: Path) -> Path:
+    for base in (folders.given, folders.root):
+        if path.is_absolute() and path.is_relative_to(base):
+            path = path.relative_to(base)
+            break
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(path):
+        raise Refusal(f"{path}: lies outside the tree {folders.root}; nothing outside it is ever written")
+    return path
+
+
+def _leads_out(root: Path, logical: Path, real: Path) -> str | None:
+    """Links out of the tree are followed where they are trusted and do not end in a package cache."""
+    cache = cache_of(real.parent, root)
+    if cache is not None:
+        return (
+            f"{logical}: is a link into the package cache {cache}, which other environments share; "
+            "install the package with copied files (uv: UV_LINK_MODE=copy) and apply again"
+        )
+    trusted = {0, os.geteuid(), root.stat().st_uid}
+    for part in (logical, *logical.parents):
+        if part == root:
+            break
+        found = os.lstat(part) if os.path.lexists(part) else None
+        if found is not None and stat.S_ISLNK(found.st_mode) and found.st_uid not in trusted:
+            return f"{part}: is a link out of the tree to {real}, made by another user (id {found.st_uid})"
+    return None

@@ -1,0 +1,148 @@
+"""Hazard 10: killed, out of space or out of permission at any file-system call; every file is old or new.
+
+The calls are those of this process (`faults`), so that every one of them can be tried within CI. The thorough
+tier does the same to whole commands with strace.
+"""
+
+from __future__ import annotations
+
+import py_compile
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from glm_pto.codemods import transaction
+from glm_pto.codemods.findings import FileChange
+from tests.codemods import faults
+from tests.codemods.test_transaction import NEW, OLD, change, commit, snapshot
+
+Snapshot = dict[str, tuple[int, bytes | str | None]]
+FILES = ("vllm/a.py", "vllm/models/b.py")
+MADE = "kernels/ops/gate.py"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder in memory where there is one: fsync costs nothing there, and every call is the same."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def apply(root: Path) -> None:
+    transaction.recover(root)
+    made = FileChange(root / MADE, None, OLD, "kernels")
+    commit(root, *(change(root / name) for name in FILES), made)
+
+
+def revert(root: Path) -> None:
+    transaction.recover(root)
+    gone = FileChange(root / MADE, OLD, None, "kernels")
+    commit(root, *(change(root / name, NEW, OLD) for name in FILES), gone)
+
+
+def visible(names: Snapshot) -> Snapshot:
+    """The files that are not our own; folders and our own may be left to the next command."""
+    return {name: found for name, found in names.items() if ".glm-pto" not in name and stat.S_ISREG(found[0])}
+
+
+class Bench:
+    """A two-file tree with one compiled file, before a run and after it, to be set up again and again."""
+
+    def __init__(self, place: Path, run: Callable[[Path], None]) -> None:
+        self.root = place / "site-packages"
+        self.seed = place / "seed"
+        self.action = run
+        for name in FILES:
+            file = self.seed / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(OLD)
+        hashed = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(self.seed / FILES[0]), invalidation_mode=hashed)
+        if run is revert:
+            apply(self.seed)
+        self.reset()
+        self.before = self.names()
+        self.run()
+        self.after = self.names()
+        assert self.before != self.after
+
+    def reset(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self.seed, self.root, symlinks=True)
+
+    def run(self) -> None:
+        self.action(self.root)
+
+    def recover(self) -> None:
+        transaction.recover(self.root)
+
+    def names(self) -> Snapshot:
+        """Everything but the pid in the lock and the file name inside of compiled code."""
+        found = snapshot(self.root)
+        return {
+            name: (mode, None if name.endswith(("/lock", ".pyc")) else content)
+            for name, (mode, content) in found.items()
+        }
+
+    def check_each_file_whole(self) -> None:
+        for name in FILES:
+            assert (self.root / name).read_bytes() in (OLD, NEW), f"{name} is torn"
+
+    def check_settled(self) -> None:
+        self.check_each_file_whole()
+        assert self.names() in (self.before, self.after), "mixed, or something is left over"
+
+
+RUNS = pytest.mark.parametrize("run", [apply, revert], ids=["apply", "revert"])
+
+
+@RUNS
+@pytest.mark.parametrize("fault", [faults.kill_before, faults.kill_in_write], ids=["kill", "torn-write"])
+def test_hazard_10_killed_at_any_call(place: Path, run: Callable[[Path], None], fault: faults.Fault) -> None:
+    bench = Bench(place, run)
+    at, status = 0, faults.KILLED
+    while status == faults.KILLED:
+        at += 1
+        bench.reset()
+        status = faults.child(bench.run, fault, at)
+        bench.check_each_file_whole()
+        assert faults.child(bench.recover) == faults.DONE, f"recovery after a kill at call {at}"
+        bench.check_settled()
+    assert status == faults.DONE
+    assert bench.names() == bench.after
+    assert at > 50, "the calls are not being counted"
+
+
+@RUNS
+def test_hazard_10_an_error_at_any_call(place: Path, run: Callable[[Path], None]) -> None:
+    """Each call fails once, the errors taking turns; the thorough tier makes every call fail with each."""
+    bench = Bench(place, run)
+    bench.reset()
+    names = sorted(faults.ERRORS)
+    for at in range(1, faults.count(bench.run) + 1):
+        check_error(bench, names[at % len(names)], at)
+
+
+@pytest.mark.crash
+@RUNS
+@pytest.mark.parametrize("name", sorted(faults.ERRORS))
+def test_hazard_10_every_error_at_any_call(place: Path, run: Callable[[Path], None], name: str) -> None:
+    bench = Bench(place, run)
+    bench.reset()
+    for at in range(1, faults.count(bench.run) + 1):
+        check_error(bench, name, at)
+
+
+def check_error(bench: Bench, name: str, at: int) -> None:
+    bench.reset()
+    status = faults.child(bench.run, faults.ERRORS[name], at)
+    assert status in (faults.DONE, faults.REFUSED, faults.FAILED), f"{name} at call {at}"
+    wanted = bench.after if status == faults.DONE else bench.before
+    assert visible(bench.names()) == visible(wanted), f"{name} at call {at}"
+    bench.recover()
+    assert bench.names() == wanted, f"{name} at call {at}: something is left over"

@@ -1,0 +1,99 @@
+"""The transaction: what it writes, keeps and refuses when nothing goes wrong in the middle."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from glm_pto.codemods import state, transaction
+from glm_pto.codemods.findings import FileChange, Refusal
+
+OLD = b"x = 1\r\n"
+NEW = b"if ready:  # glm-pto: gate 1 0123abcd\r\n    x = 2\r\nelse:\r\n    x = 1\r\n"
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, bytes | str | None]]:
+    """Every name under ``root`` with its mode and content; the hidden folder counts like any other."""
+    found: dict[str, tuple[int, bytes | str | None]] = {}
+    for path in sorted(root.rglob("*")):
+        info = path.lstat()
+        content: bytes | str | None = None
+        if stat.S_ISREG(info.st_mode):
+            content = path.read_bytes()
+        elif stat.S_ISLNK(info.st_mode):
+            content = str(path.readlink())
+        found[path.relative_to(root).as_posix()] = (info.st_mode, content)
+    return found
+
+
+def change(path: Path, before: bytes | None = OLD, after: bytes | None = NEW) -> FileChange:
+    return FileChange(path, before, after, "vllm", ("gate",))
+
+
+def commit(root: Path, *changes: FileChange, **options: float) -> transaction.Outcome:
+    return transaction.commit(root, changes, {"vllm": "0.12.0"}, "0.1.0", **options)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "site-packages"
+    for name in ("vllm/a.py", "vllm/models/b.py"):
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(OLD)
+    (root / "vllm/a.py").chmod(0o640)
+    return root
+
+
+def test_apply_and_revert_give_back_every_byte_mode_and_name(tree: Path) -> None:
+    before = snapshot(tree)
+    a, b = tree / "vllm/a.py", tree / "vllm/models/b.py"
+    outcome = commit(tree, change(a), change(b))
+    assert outcome.changed == (a, b)
+    assert a.read_bytes() == b.read_bytes() == NEW
+    assert stat.S_IMODE(a.stat().st_mode) == 0o640
+    record = state.load(tree).record
+    assert record is not None and set(record.files) == {"vllm/a.py", "vllm/models/b.py"}
+    assert record.files["vllm/a.py"].mode == 0o640
+    assert record.files["vllm/a.py"].sites == ("gate",)
+    assert (tree / ".glm-pto/.gitignore").read_text() == "*\n"
+    commit(tree, change(a, NEW, OLD), change(b, NEW, OLD))
+    assert snapshot(tree) == before
+
+
+def test_creates_and_removes_files_with_their_folders(tree: Path) -> None:
+    before = snapshot(tree)
+    made = [FileChange(tree / p, None, OLD, "kernels") for p in ("k/__init__.py", "k/ops/deep/gate.py")]
+    commit(tree, *made)
+    assert state.load(tree).record.installed == ("k/__init__.py", "k/ops/deep/gate.py")
+    commit(tree, *(FileChange(c.path, OLD, None, "kernels") for c in made))
+    assert snapshot(tree) == before
+
+
+def test_refuses_a_file_that_changed_since_it_was_read(tree: Path) -> None:
+    (tree / "vllm/models/b.py").write_bytes(OLD + b"# mine\n")
+    before = snapshot(tree)
+    with pytest.raises(Refusal, match=r"b\.py: changed since it was read"):
+        commit(tree, change(tree / "vllm/a.py"), change(tree / "vllm/models/b.py"))
+    assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("path", ["../outside.py", "vllm/../../outside.py", "/etc/hostname"])
+def test_refuses_a_path_outside_the_tree(tree: Path, path: str) -> None:
+    with pytest.raises(Refusal, match="outside the tree"):
+        commit(tree, change(Path(path)))
+
+
+def test_refuses_to_create_over_an_existing_file(tree: Path) -> None:
+    with pytest.raises(Refusal, match="exists already"):
+        commit(tree, change(tree / "vllm/a.py", None, NEW))
+    assert (tree / "vllm/a.py").read_bytes() == OLD
+
+
+def test_writes_nothing_when_nothing_changes(tree: Path) -> None:
+    before = snapshot(tree)
+    assert commit(tree, change(tree / "vllm/a.py", OLD, OLD)).changed == ()
+    assert snapshot(tree) == before
+    assert transaction.recover(tree) is None
