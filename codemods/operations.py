@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from glm_pto.codemods import edit, guard, kernels, plan, trees
+from glm_pto import __version__
+from glm_pto.codemods import edit, guard, kernels, plan, transaction
 from glm_pto.codemods.diff import FileDiff, file_diff
 from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Refusal, State, TreeReport
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import Recipe
 from glm_pto.codemods.source import Unreadable
-from glm_pto.codemods.survey import Options, Result, Targets, choose, report, status, survey
+from glm_pto.codemods.survey import Options, Result, Targets, choose, report, settled, status, survey
 from glm_pto.codemods.trees import Tree
 
 __all__ = ["DiffResult", "Options", "Result", "apply", "diff", "revert", "status"]
@@ -51,16 +52,14 @@ def apply(targets: Targets = (), options: Options | None = None, *, python: Path
     """
     asked = options or Options()
     chosen = choose(asked)
-    return _run(
-        "apply", [prepare_apply(t, chosen, asked, python) for t in trees.find(targets, python)], asked
-    )
+    return _run("apply", [prepare_apply(t, chosen, asked, python) for t in settled(targets, python)], asked)
 
 
 def revert(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
     """Take every chosen guard out; the guards themselves are enough, no backup or state is needed."""
     asked = options or Options()
     choose(asked)
-    return _run("revert", [prepare_revert(t, asked) for t in trees.find(targets, python)], asked)
+    return _run("revert", [prepare_revert(t, asked) for t in settled(targets, python)], asked)
 
 
 def diff(
@@ -74,7 +73,7 @@ def diff(
     asked = options or Options()
     chosen = choose(asked)
     found = []
-    for tree in trees.find(targets, python):
+    for tree in settled(targets, python):
         changes: Sequence[FileChange] = ()
         if which != "applied":
             prepared = prepare_apply(tree, chosen, asked, python, check_layer=False)
@@ -94,13 +93,30 @@ def _run(action: str, prepared: Sequence[Prepared], asked: Options) -> Result:
     if problems:
         raise Refusal(*problems, findings=tuple(f for one in prepared for f in one.report.findings))
     if not asked.dry_run:
-        for one in prepared:
-            _write(one)
+        prepared = _write_all(prepared)
     return Result(tuple(one.report for one in prepared), action, any(one.changes for one in prepared))
 
 
-def _write(one: Prepared) -> None:
-    raise NotImplementedError
+def _write_all(prepared: Sequence[Prepared]) -> list[Prepared]:
+    """One transaction a tree; where a later tree fails, the earlier ones are put back."""
+    done: list[Prepared] = []
+    try:
+        for one in prepared:
+            done.append(_write(one))
+    except BaseException:
+        for one in reversed(done):
+            back = tuple(FileChange(c.path, c.after, c.before, c.package, c.sites) for c in one.changes)
+            _write(replace(one, changes=back))
+        raise
+    return done
+
+
+def _write(one: Prepared) -> Prepared:
+    """Carry one tree out; what the user should know becomes notes of its report."""
+    if not one.changes:
+        return one
+    outcome = transaction.commit(one.tree.root, one.changes, one.report.packages, __version__)
+    return replace(one, report=replace(one.report, notes=(*one.report.notes, *outcome.notes)))
 
 
 def prepare_apply(

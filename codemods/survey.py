@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from glm_pto.codemods import pairs, plan, recipes, trees
+from glm_pto.codemods import pairs, plan, recipes, transaction, trees
 from glm_pto.codemods.findings import Action, Finding, State, TreeReport, UsageError
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import Recipe
@@ -41,8 +41,17 @@ class Result:
 def status(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
     """Every place of every site with its state; nothing is changed but an interrupted run is finished."""
     chosen = choose(options or Options())
-    found = [survey(tree, chosen) for tree in trees.find(targets, python)]
+    found = [survey(tree, chosen) for tree in settled(targets, python)]
     return Result(tuple(report(files, spots) for files, spots in found))
+
+
+def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
+    """The trees, once what an interrupted run left in them is finished or rolled back; their notes tell."""
+    found = []
+    for tree in trees.find(targets, python):
+        recovery = transaction.recover(tree.root)
+        found.append(replace(tree, notes=(recovery.message, *recovery.notes)) if recovery else tree)
+    return tuple(found)
 
 
 def choose(options: Options) -> tuple[Recipe, ...]:
@@ -101,4 +110,4 @@ def _notes(tree: Tree, spots: Sequence[Spot]) -> list[str]:
     missing = sorted(wanted - {p.name for p in tree.packages})
     notes = [f"{name} is not in this tree: its sites are skipped" for name in missing if "vllm" in seen]
     mixed = pairs.mismatch(tree)
-    return [*notes, mixed] if mixed else notes
+    return [*tree.notes, *notes, *([mixed] if mixed else [])]

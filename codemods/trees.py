@@ -37,12 +37,14 @@ class Tree:
     """A folder that holds one or more of the packages side by side.
 
     ``packages`` are the ones to work on; ``beside`` are known packages that stand there too and decide facts
-    (whether vllm-ascend replaces a vllm computation) but were not named by the user.
+    (whether vllm-ascend replaces a vllm computation) but were not named by the user. ``notes`` tell what was
+    done to the tree before it was read.
     """
 
     root: Path
     packages: tuple[Package, ...]
     beside: tuple[Package, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def find(self, name: str) -> Package | None:
         """The package called ``name``, to be worked on or beside."""
