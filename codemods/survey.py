@@ -88,9 +88,9 @@ def report(
 
 
 def _with_reached(tree: Tree, spot: Spot) -> Finding:
-    if spot.finding.state is State.ABSENT:
-        return spot.finding
     reached = spot.place.reached(tree)
+    if spot.finding.state is State.ABSENT:
+        return replace(spot.finding, reached_when="" if reached.by_default else reached.when)
     return replace(spot.finding, reached=reached.by_default, reached_when=reached.when)
 
 

@@ -49,6 +49,10 @@ OF_EXECUTOR = (
     f"{SWITCH} and not self.multistream_overlap and {{lora}}"
     " and K.ffn_share_expert_quant_supported(self.layer, {input})"
 )
+NO_W8A8 = (
+    "earlier ones cannot load GLM-4.5 W8A8 (their quantisation config has no `experts` for glm4_moe), other "
+    "weights stay native, and the model itself computes the shared expert"
+)
 NO_LORA = "not has_lora(self.lora_context)"
 PLAIN = "mode is SharedExpertParallelMode.TENSOR_PARALLEL"
 
@@ -91,6 +95,8 @@ def reached_mlp(tree: Tree) -> Reached:
 
 def _default(tree: Tree) -> Reached:
     ascend = tree.version("vllm_ascend")
+    if ascend is not None and ascend < (0, 11):
+        return Reached(False, "from vllm-ascend 0.11.0 on: " + NO_W8A8)
     off = ["multistream_overlap_shared_expert", "enable_shared_expert_dp", "the xlite graph mode"]
     if ascend is None or (0, 13) <= ascend < (0, 24):
         off.insert(1, "multistream_overlap_gate")
