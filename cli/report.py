@@ -134,13 +134,13 @@ class Report:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say after a second of silence that work goes on; on a terminal only, and taken back at the end."""
+        """Say after a second that work goes on; on a terminal only."""
         if self.json or self.quiet or not (sys.stderr and sys.stderr.isatty()):
             yield
             return
         from threading import Timer
 
-        timer = Timer(1.0, lambda: self._write(sys.stderr, "glm-pto: working ...\r"))
+        timer = Timer(1.0, lambda: self._write(sys.stderr, f"glm-pto {self.command}: still working ...\n"))
         timer.daemon = True
         timer.start()
         try:

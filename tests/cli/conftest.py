@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,5 +39,32 @@ def run(tmp_path: Path) -> Run:
             text=True,
             errors="surrogateescape",
         )
+
+    return call
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., str]:
+    """``terminal("status", tree, NO_COLOR="1")``: what the program prints on a terminal of 160 columns."""
+
+    def call(*arguments: str | Path, **environment: str) -> str:
+        pid, descriptor = pty.fork()
+        if pid == 0:
+            os.chdir(tmp_path)
+            kept = {k: v for k, v in os.environ.items() if not k.startswith(("NO_COLOR", "PAGER", "LESS"))}
+            settings = {**kept, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "500", **environment}
+            os.execve(sys.executable, [sys.executable, "-m", "glm_pto.cli", *map(str, arguments)], settings)
+        shown = b""
+        while True:
+            try:
+                part = os.read(descriptor, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            shown += part
+        os.waitpid(pid, 0)
+        os.close(descriptor)
+        return shown.decode()
 
     return call

@@ -1,0 +1,142 @@
+"""What is printed: JSON by the schema, one last line, colour on terminals only, no escape out of a tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.schema import faults
+
+LAST = re.compile(r"^glm-pto [a-z]+: exit=\d( [a-z_]+=\S+)*$")
+DOCUMENTS = {
+    "status": ("status", "{tree}"),
+    "edit": ("apply", "{tree}", "--dry-run", "--install-kernels"),
+    "diff": ("diff", "{tree}"),
+    "sites": ("sites",),
+    "explain": ("explain", "gate", "{tree}"),
+    "doctor": ("doctor", "{tree}"),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_json_is_what_the_schema_says(run, tree: Path, name: str) -> None:
+    answer = run(*(a.format(tree=tree) for a in DOCUMENTS[name]), "--json")
+    assert (answer.returncode, answer.stderr, answer.stdout.count("\n")) == (0, "", 1)
+    assert faults(name, json.loads(answer.stdout)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda row: row.update(state="gone"), "'gone' is none of"),
+        (lambda row: row.pop("message"), "no 'message'"),
+        (lambda row: row.update(line="3"), "'3' is no"),
+        (lambda row: row.update(extra=1), "unknown 'extra'"),
+    ],
+)
+def test_the_schema_refuses_other_documents(run, tree: Path, change, fault: str) -> None:
+    document = json.loads(run("status", tree, "--json").stdout)
+    change(document["trees"][0]["sites"][0])
+    assert [f for f in faults("status", document) if fault in f]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(("status", "nowhere"), 2), (("verify", "{tree}"), 2)])
+def test_json_of_a_failure_says_why(run, tree: Path, arguments: tuple[str, ...], code: int) -> None:
+    answer = run(*(a.format(tree=tree) for a in arguments), "--json")
+    document = json.loads(answer.stdout)
+    assert (answer.returncode, document["error"]["exit"], bool(document["error"]["problems"])) == (
+        code,
+        code,
+        True,
+    )
+    assert faults(arguments[0], document) == []
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("apply", "--dry-run", "--install-kernels"), ("revert",)])
+def test_the_last_line_is_for_machines_and_alone_when_quiet(
+    run, tree: Path, arguments: tuple[str, ...]
+) -> None:
+    loud, quiet = run(*arguments, tree), run(*arguments, tree, "--quiet")
+    assert LAST.match(loud.stdout.splitlines()[-1])
+    assert quiet.stdout.splitlines() == loud.stdout.splitlines()[-1:]
+
+
+def test_a_refusal_names_every_problem_and_ends_with_the_last_line(run, tree: Path) -> None:
+    for name in ("attention/attention_v1.py", "ops/fused_moe/fused_moe.py"):
+        file = tree / "vllm_ascend" / name
+        file.write_text(
+            file.read_text().replace("self._shared_experts(", "self.other(").replace("_paged_", "_odd_")
+        )
+    answer = run("apply", tree, "--install-kernels")
+    assert answer.returncode == 3
+    assert "paged_attention" in answer.stderr and "shared_expert" in answer.stderr
+    assert answer.stdout.splitlines()[-1] == "glm-pto apply: exit=3 action=refused problems=2"
+
+
+def test_status_check_asks_for_every_site(run, tree: Path) -> None:
+    assert [run("status", tree).returncode, run("status", tree, "--check").returncode] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "encoding", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}]
+)
+def test_no_locale_breaks_it_on_odd_paths(run, tree: Path, encoding: dict[str, str]) -> None:
+    odd = tree.rename(tree.parent / os.fsdecode("\u0431\udcff \u00fc".encode("utf-8", "surrogateescape")))
+    for command in ("status", "diff", "doctor"):
+        answer = run(command, odd, **encoding)
+        assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_is_no_error(tree: Path) -> None:
+    command = f"{sys.executable} -m glm_pto.cli diff {tree}; echo code $? >&2"
+    for shell in (f"({command}) | head -n 1", f"({command}) >&-"):
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+        assert done.stderr == "code 0\n"
+
+
+def test_nothing_in_a_tree_can_steer_the_terminal(run, terminal, tree: Path) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\u202e"
+    root = tree.rename(tree.parent / f"net{evil}")
+    file = root / "vllm_ascend" / "ops" / "fused_moe" / "fused_moe.py"
+    file.write_text(file.read_text().replace("# may run on a stream of its own", f"# {evil}"), newline="")
+    for command in (("status",), ("explain", "shared_expert"), ("diff", "--no-pager"), ("diff", "--stat")):
+        for shown in (terminal(*command, root), terminal(*command, root, "--color", "never")):
+            assert "\x1b[2J" not in shown and "\x1b]" not in shown and "\u202e" not in shown
+    assert "\\x1b" in run("status", root).stdout
+
+
+def test_colour_is_for_terminals_and_can_be_asked_for_or_not(run, terminal, tree: Path) -> None:
+    assert "\x1b[" in terminal("status", tree)
+    assert "\x1b[" not in terminal("status", tree, NO_COLOR="1")
+    assert "\x1b[" not in terminal("status", tree, "--color", "never")
+    assert "\x1b[" not in terminal("status", tree, TERM="dumb")
+    assert "\x1b[" not in run("status", tree).stdout
+    assert "\x1b[" in run("status", tree, "--color", "always").stdout
+
+
+def test_side_view_shows_what_was_and_what_is_ours(terminal, tree: Path) -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal("diff", tree, "--site", "gate", "--no-pager"))
+    assert "self.gate(hidden_states.to(dtype=torch.float32))" in shown
+    assert "gate_supported(self.gate" in re.sub(r"\s", "", shown)
+    assert "@@" not in shown
+
+
+@pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1", "--binary", "-s"]], ids=["git", "patch"])
+def test_the_patch_applies_with_other_tools(run, tree: Path, tool: list[str]) -> None:
+    """The file with CRLF endings included: what the tool makes is what apply would make."""
+    if not shutil.which(tool[0]):
+        pytest.skip(f"no {tool[0]} here")
+    assert run("diff", tree, "--output", "p.patch").returncode == 0
+    subprocess.run([*tool, *(["-i"] if tool[0] == "patch" else []), "../p.patch"], cwd=tree, check=True)
+    again = run("diff", tree, "--pending")
+    assert (again.returncode, again.stdout) == (0, "")
+    selector = (tree / "vllm_ascend" / "ops" / "fused_moe" / "experts_selector.py").read_bytes()
+    assert b"glm_pto_kernels.select_experts(" in selector and selector.count(b"\n") == selector.count(b"\r\n")
+    assert run("diff", tree, "--exit-code", "--quiet").returncode == 1
