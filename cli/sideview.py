@@ -136,6 +136,7 @@ def _code(line: str, style: str) -> Text:
     text = Syntax("", "python", theme="ansi_dark").highlight(plain(line.replace("\t", "    ")))
     text.rstrip()
     text.stylize(style)
+    text.no_wrap, text.overflow = False, "fold"  # a cropped condition could not be reviewed
     return text
 
 

@@ -1,0 +1,158 @@
+"""What the commands cost: CPU as a ratio to a trivial click program and to ``git apply``, in one run.
+
+    python benchmarks/cli/measure.py [--rounds 9] [--carried] [--profile]
+
+CPU is user plus system time of the whole process and its children; rounds are interleaved, so that a change of
+the machine's load meets every command alike, and the lower quartile counts. Run it with a Python that has
+libcst, click and rich, and the checkout on ``PYTHONPATH``; vllm 0.12.0 and vllm-ascend 0.12.0rc1 are fetched
+into the cache, unless ``--carried`` takes the miniature of `glm-pto demo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import io
+import os
+import pstats
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+TRIVIAL = """\
+import click
+@click.command()
+@click.option("--name", default="x", help="A name.")
+def main(name):
+    \"\"\"Say a name.\"\"\"
+    click.echo(name)
+if __name__ == "__main__":
+    main()
+"""
+SCRIPT = "import sys\nfrom glm_pto.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+
+#: Largest ratio to the trivial click program, and largest peak of memory in MB.
+BOUNDS = {"--help": 1.3, "status": 1.8, "apply again": 1.8, "apply": 8.0, "revert": 8.0}
+MEMORY = 80
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU milliseconds and peak resident megabytes of one process."""
+
+    cpu: float
+    peak: float
+
+
+def cost(command: list[str], cwd: Path, env: dict[str, str]) -> Cost:
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    complaint = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stderr.close()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} exited {process.returncode}: {complaint.decode()}")
+    return Cost(1000 * (usage.ru_utime + usage.ru_stime), usage.ru_maxrss / 1024)
+
+
+def prepare(folder: Path, carried: bool) -> Path:
+    """A fresh tree to work on."""
+    from glm_pto.cli import demo
+
+    root = folder / "tree"
+    root.mkdir()
+    demo.write(root) if carried else demo.fetch(root, "0.12.0")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    return root
+
+
+def measure(folder: Path, root: Path, rounds: int, env: dict[str, str]) -> dict[str, list[Cost]]:
+    trivial, script, patch = folder / "trivial.py", folder / "glm-pto.py", folder / "change.patch"
+    trivial.write_text(TRIVIAL)
+    script.write_text(SCRIPT)
+    python = [sys.executable]
+    ours = [*python, str(script)]
+    cost([*ours, "diff", str(root), "--output", str(patch)], folder, env)
+    steps = {
+        "trivial click": [*python, str(trivial)],
+        "trivial click --help": [*python, str(trivial), "--help"],
+        "--help": [*ours, "--help"],
+        "diff": [*ours, "diff", str(root)],
+        "apply": [*ours, "apply", str(root)],
+        "status": [*ours, "status", str(root)],
+        "apply again": [*ours, "apply", str(root)],
+        "verify": [*ours, "verify", str(root)],
+        "revert": [*ours, "revert", str(root)],
+        "git apply": ["git", "apply", str(patch)],
+        "git apply -R": ["git", "apply", "-R", str(patch)],
+    }
+    found: dict[str, list[Cost]] = {name: [] for name in steps}
+    for round_ in range(rounds + 1):  # the first one warms the caches and writes the bytecode
+        for name, command in steps.items():
+            one = cost(command, root if command[0] == "git" else folder, env)
+            if round_:
+                found[name].append(one)
+    return found
+
+
+def quartile(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]
+
+
+def table(found: dict[str, list[Cost]]) -> bool:
+    """Print the ratios; False where a bound is broken."""
+    trivial = quartile([c.cpu for c in found["trivial click"]])
+    git = quartile([c.cpu for c in found["git apply"]])
+    print(f"{'command':22} {'CPU ms':>8} {'/ click':>8} {'bound':>6} {'/ git apply':>12} {'peak MB':>8}")
+    good = True
+    for name, costs in found.items():
+        cpu, peak = quartile([c.cpu for c in costs]), max(c.peak for c in costs)
+        ratio, bound = cpu / trivial, BOUNDS.get(name)
+        verdict = "" if bound is None else " ok" if ratio <= bound else " OVER"
+        good &= verdict != " OVER" and peak < MEMORY
+        shown = "" if bound is None else f"{bound:.1f}"
+        print(f"{name:22} {cpu:8.1f} {ratio:8.2f} {shown:>6} {cpu / git:12.1f} {peak:8.1f}{verdict}")
+    return good
+
+
+def profile(root: Path) -> None:
+    """What dominates an apply and a status, the imports included."""
+    code = "import sys; sys.argv = ['glm-pto', {0!r}, {1!r}]\nfrom glm_pto.cli import main\nmain()\n"
+    for command in ("apply", "status", "revert"):
+        profiler, out = cProfile.Profile(), io.StringIO()
+        stdout, sys.stdout = sys.stdout, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        try:
+            profiler.run(code.format(command, str(root)))
+        except SystemExit:
+            pass
+        finally:
+            sys.stdout = stdout
+        pstats.Stats(profiler, stream=out).sort_stats("cumulative").print_stats("codemods|cli|import|parse", 14)
+        lines = [line for line in out.getvalue().splitlines() if line.strip()]
+        print(f"\n{command}, by cumulative time (profiled, so slower than above):", *lines[4:], sep="\n  ")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--carried", action="store_true", help="use the miniature tree of the demo")
+    parser.add_argument("--profile", action="store_true", help="also show what dominates")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="glm-pto-") as name:
+        folder = Path(name)
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+        root = prepare(folder, asked.carried)
+        good = table(measure(folder, root, asked.rounds, env))
+        if asked.profile:
+            profile(root)
+        shutil.rmtree(root)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
