@@ -131,7 +131,9 @@ def profile(root: Path) -> None:
             pass
         finally:
             sys.stdout = stdout
-        pstats.Stats(profiler, stream=out).sort_stats("cumulative").print_stats("codemods|cli|import|parse", 14)
+        pstats.Stats(profiler, stream=out).sort_stats("cumulative").print_stats(
+            "codemods|cli|import|parse", 14
+        )
         lines = [line for line in out.getvalue().splitlines() if line.strip()]
         print(f"\n{command}, by cumulative time (profiled, so slower than above):", *lines[4:], sep="\n  ")
 
