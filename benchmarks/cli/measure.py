@@ -2,10 +2,10 @@
 
     python benchmarks/cli/measure.py [--rounds 9] [--carried] [--profile]
 
-CPU is user plus system time of the whole process and its children; rounds are interleaved, so that a change of
-the machine's load meets every command alike, and the lower quartile counts. Run it with a Python that has
-libcst, click and rich, and the checkout on ``PYTHONPATH``; vllm 0.12.0 and vllm-ascend 0.12.0rc1 are fetched
-into the cache, unless ``--carried`` takes the miniature of `glm-pto demo`.
+CPU is user plus system time of the whole process. Rounds are interleaved, so that a change of the machine's
+load meets every command alike, and the lower quartile counts. Run it with a Python that has libcst, click and
+rich, and the checkout on ``PYTHONPATH``; vllm 0.12.0 and vllm-ascend 0.12.0rc1 are fetched into the cache,
+unless ``--carried`` takes the miniature of `glm-pto demo`.
 """
 
 from __future__ import annotations

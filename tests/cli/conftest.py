@@ -7,13 +7,22 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from glm_pto.cli import demo
+from glm_pto.cli import demo, group
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+
+@dataclass(frozen=True)
+class Answer:
+    """How a run of the program ended and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture
@@ -26,19 +35,35 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """``run("status", tree, LC_ALL="C")``: the program in a process of its own, in the tests' folder."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+    """``run("status", tree, USE_PTO_GATE="0")``: the program, in this process, in the tests' folder."""
+    for name in [n for n in os.environ if n.startswith(("USE_PTO_", "GLM_PTO_", "NO_COLOR"))]:
+        if name != "GLM_PTO_CACHE":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("USE_PTO_", "GLM_PTO_", "NO_COLOR"))}
-        return subprocess.run(
-            [sys.executable, "-m", "glm_pto.cli", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**kept, **environment},
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
+    def call(*arguments: str | Path, **environment: str) -> Answer:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        done = CliRunner().invoke(group, [str(a) for a in arguments], prog_name="glm-pto")
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Answer(done.exit_code, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Callable[..., Answer]:
+    """The same in a process of its own, for what belongs to a process: locale, pipes, exit status."""
+
+    def call(*arguments: str | Path, **environment: str) -> Answer:
+        command = [sys.executable, "-m", "glm_pto.cli", *map(str, arguments)]
+        env = {**os.environ, **environment}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, errors="surrogateescape"
         )
+        return Answer(done.returncode, done.stdout, done.stderr)
 
     return call
 

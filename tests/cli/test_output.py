@@ -84,13 +84,11 @@ def test_status_check_asks_for_every_site(run, tree: Path) -> None:
     assert [run("status", tree).returncode, run("status", tree, "--check").returncode] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "encoding", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}]
-)
-def test_no_locale_breaks_it_on_odd_paths(run, tree: Path, encoding: dict[str, str]) -> None:
+@pytest.mark.parametrize("encoding", [{"LC_ALL": "C"}, {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}])
+def test_no_locale_breaks_it_on_odd_paths(process, tree: Path, encoding: dict[str, str]) -> None:
     odd = tree.rename(tree.parent / os.fsdecode("\u0431\udcff \u00fc".encode("utf-8", "surrogateescape")))
-    for command in ("status", "diff", "doctor"):
-        answer = run(command, odd, **encoding)
+    for command in ("status", "diff"):
+        answer = process(command, odd, **encoding)
         assert (answer.returncode, answer.stderr) == (0, "")
 
 
@@ -107,8 +105,8 @@ def test_nothing_in_a_tree_can_steer_the_terminal(run, terminal, tree: Path) -> 
     file = root / "vllm_ascend" / "ops" / "fused_moe" / "fused_moe.py"
     file.write_text(file.read_text().replace("# may run on a stream of its own", f"# {evil}"), newline="")
     for command in (("status",), ("explain", "shared_expert"), ("diff", "--no-pager"), ("diff", "--stat")):
-        for shown in (terminal(*command, root), terminal(*command, root, "--color", "never")):
-            assert "\x1b[2J" not in shown and "\x1b]" not in shown and "\u202e" not in shown
+        shown = terminal(*command, root)
+        assert "\x1b[2J" not in shown and "\x1b]" not in shown and "\u202e" not in shown
     assert "\\x1b" in run("status", root).stdout
 
 
