@@ -15,6 +15,8 @@ from glm_pto.codemods.pattern import Bindings
 from glm_pto.codemods.recipe import KERNELS, Form
 from glm_pto.codemods.source import Source, first_line
 
+_RENAMING = re.compile(rf"import\s+{KERNELS}\s+as\b|from\s+{KERNELS}\s+import\b")
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -205,12 +207,31 @@ def pasted_lines(source: Source, names: frozenset[str]) -> list[int]:
     suspects = {i + 1 for i, line in enumerate(source.lines) if KERNELS in line and uses.search(line)}
     for one in guard.find(source) if suspects else ():
         suspects -= set(range(one.header + 1, one.branch_end + 1))
-    if not suspects:
-        return []
-    used = (n for n in ast.walk(source.tree) if isinstance(n, ast.Attribute) and n.attr in names)
-    return sorted(
-        {n.lineno for n in used if isinstance(n.value, ast.Name) and n.value.id == KERNELS} & suspects
-    )
+    lines: set[int] = set()
+    if suspects:
+        used = (n for n in ast.walk(source.tree) if isinstance(n, ast.Attribute) and n.attr in names)
+        lines = {n.lineno for n in used if isinstance(n.value, ast.Name) and n.value.id == KERNELS} & suspects
+    return sorted(lines | _renamed_uses(source, names))
+
+
+def _renamed_uses(source: Source, names: frozenset[str]) -> set[int]:
+    """Lines that use the layer under another name: ``import ... as x`` or ``from ... import``."""
+    if not any(KERNELS in line and _RENAMING.search(line) for line in source.lines):
+        return set()
+    modules: set[str] = set()
+    members: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            modules |= {a.asname for a in node.names if a.name == KERNELS and a.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == KERNELS:
+            members |= {a.asname or a.name for a in node.names if a.name in names}
+    found: set[int] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            found |= {node.lineno} if node.attr in names else set()
+        elif isinstance(node, ast.Name) and node.id in members:
+            found.add(node.lineno)
+    return found
 
 
 def nearest(source: Source, form: Form) -> tuple[int, str, float] | None:

@@ -99,11 +99,11 @@ def look(files: Files, recipe: Recipe, place: Place, package: Package) -> Spot:
     """The state of one place: applied, applicable, or why it is neither."""
     blank = Finding(recipe.site, place.name, package.name, State.ABSENT)
     spots = []
-    for name in _names(recipe, package, place):
+    for name in dict.fromkeys(form.file for form in place.forms):
         path = package.path / name
         try:
             file = files.get(path)
-            spot = None if file is None else _in_file(file, recipe, place, path, blank)
+            spot = None if file is None else _in_file(file, recipe, place, package, name, blank)
         except Unreadable as error:
             finding = replace(blank, state=State.MOVED, file=files.name(path), message=str(error))
             spot = Spot(recipe, place, finding, path)
@@ -118,23 +118,19 @@ def look(files: Files, recipe: Recipe, place: Place, package: Package) -> Spot:
     return spots[0] if spots else _missing(files, recipe, place, package, blank)
 
 
-def _names(recipe: Recipe, package: Package, place: Place) -> list[str]:
-    """Files of a place, then the other files of the recipe, where a snippet may have been pasted."""
-    others = [p for p in recipe.places if p.package == package.name and p is not place]
-    return list(dict.fromkeys(form.file for p in (place, *others) for form in p.forms))
-
-
-def _in_file(file: Source, recipe: Recipe, place: Place, path: Path, blank: Finding) -> Spot | None:
+def _in_file(
+    file: Source, recipe: Recipe, place: Place, package: Package, name: str, blank: Finding
+) -> Spot | None:
     """What one file says of a place; None where it holds nothing of it."""
-    spot = Spot(recipe, place, replace(blank, file=file.name), path)
-    forms = [f for f in place.forms if path.as_posix().endswith("/" + f.file)]
+    spot = Spot(recipe, place, replace(blank, file=file.name), package.path / name)
+    forms = [f for f in place.forms if f.file == name]
     ours = _guards(file, recipe, forms)
     faulty = next((g for g in ours if g.fault), None)
     if faulty:
         return _edited(spot, file, faulty)
     pasted = locate.pasted_lines(file, frozenset({recipe.function, recipe.switch, *recipe.pasted}))
     if pasted:
-        return _pasted(spot, pasted[0])
+        return _pasted(spot, pasted, package)
     found = _distinct(m for form in forms for m in locate.matches(file, form))
     if len(ours) + len(found) > 1:
         lines = ", ".join(str(n) for n in sorted([g.header + 1 for g in ours] + [m.line for m in found]))
@@ -208,13 +204,15 @@ def _edited(spot: Spot, file: Source, ours: Guard) -> Spot:
     return replace(spot, finding=row)
 
 
-def _pasted(spot: Spot, line: int) -> Spot:
+def _pasted(spot: Spot, lines: list[int], package: Package) -> Spot:
+    shown = ", ".join(map(str, lines))
+    wanted = package.name.replace("_", "-") + (f"=={package.version}" if package.version else "")
     message = (
-        f"{spot.finding.file}:{line}: calls of the operator layer were pasted here by hand. Take the "
-        f"snippet out (reinstall the package, or put the original statements back), or leave it and use "
-        f"--skip {spot.recipe.site}"
+        f"{spot.finding.file}:{lines[0]}: calls of the operator layer were pasted here by hand "
+        f"(line {shown}). Put the original statements back, for a whole package with `pip install --no-deps "
+        f"--force-reinstall {wanted}`, and apply again; or keep the snippet and use --skip {spot.recipe.site}"
     )
-    return replace(spot, finding=replace(spot.finding, state=State.PASTED, line=line, message=message))
+    return replace(spot, finding=replace(spot.finding, state=State.PASTED, line=lines[0], message=message))
 
 
 def _missing(files: Files, recipe: Recipe, place: Place, package: Package, blank: Finding) -> Spot:
