@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from pathlib import Path
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _CONTEXT = 3
@@ -19,6 +19,18 @@ class FileDiff:
     patch: bytes
     added: int
     removed: int
+
+
+@dataclass(frozen=True)
+class DiffResult:
+    """Differences by tree root, in the order of the files' paths."""
+
+    trees: tuple[tuple[Path, tuple[FileDiff, ...]], ...]
+
+    @property
+    def patch(self) -> bytes:
+        """All differences as one patch."""
+        return b"".join(f.patch for _, files in self.trees for f in files)
 
 
 def file_diff(path: str, before: bytes | None, after: bytes | None) -> FileDiff:
@@ -45,6 +57,8 @@ Opcode = tuple[str, int, int, int, int]
 
 def _groups(old: list[bytes], new: list[bytes]) -> Iterable[list[Opcode]]:
     """Hunks; common head and tail are cut first, since the matcher's time grows with what it compares."""
+    from difflib import SequenceMatcher
+
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1

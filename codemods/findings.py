@@ -86,6 +86,27 @@ class TreeReport:
     notes: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. ``sites``: only these (empty: all); ``skip``: all but these."""
+
+    sites: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    dry_run: bool = False
+    require_reached: bool = False
+    install_kernels: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found and did, tree by tree."""
+
+    trees: tuple[TreeReport, ...]
+    action: str | None = None
+    changed: bool = False
+
+
 class Refusal(Exception):
     """The request is refused and nothing was changed (exit code 3).
 

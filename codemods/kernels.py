@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from glm_pto.codemods.findings import FileChange, Refusal
-from glm_pto.codemods.recipe import KERNELS, Recipe
+from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.trees import running_python, search_path
 
 #: Lists the files of a copy that `--install-kernels` made, with hashes: removable without any state.
@@ -26,7 +26,7 @@ class Layer:
     missing: tuple[str, ...]
 
 
-def find(root: Path, recipes: Iterable[Recipe], search: list[str] | None = None) -> Layer | None:
+def find(root: Path, functions: Iterable[str], search: list[str] | None = None) -> Layer | None:
     """The layer beside the packages, else the one on the module search path; None if there is none."""
     spec = PathFinder.find_spec(KERNELS, [str(root), *(sys.path if search is None else search)])
     if spec is None:
@@ -35,13 +35,13 @@ def find(root: Path, recipes: Iterable[Recipe], search: list[str] | None = None)
     folder = Path(spec.origin).parent if spec.origin else Path(places[0])
     init = folder / "__init__.py"
     text = init.read_text(encoding="utf-8", errors="replace") if init.is_file() else ""
-    wanted = [f"{recipe.function}_supported" for recipe in recipes]
+    wanted = [f"{function}_supported" for function in functions]
     return Layer(folder, tuple(name for name in wanted if name not in text))
 
 
-def problem(root: Path, recipes: Iterable[Recipe], python: Path | None = None) -> str | None:
+def problem(root: Path, functions: Iterable[str], python: Path | None = None) -> str | None:
     """Why patched code at ``root`` could not call the layer, with what to do; None if it could."""
-    layer = find(root, recipes, search_path(python) if python else None)
+    layer = find(root, functions, search_path(python) if python else None)
     advice = (
         f"run `{running_python()} -m pip install glm-pto` with the Python that runs the packages, "
         "or apply with --install-kernels to copy the layer beside them"

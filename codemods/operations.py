@@ -1,47 +1,44 @@
-"""The commands as functions: apply, revert, diff, status. All is proved before the one writer writes."""
+"""The commands as functions: apply, revert, diff, status. All is proved before the one writer writes.
+
+The parser, the recipes and the writer are imported where they are first needed: most calls in a tree that is
+already as it should be need none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from glm_pto import __version__
-from glm_pto.codemods import edit, guard, kernels, plan, transaction
-from glm_pto.codemods.diff import FileDiff, file_diff
-from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Refusal, State, TreeReport
-from glm_pto.codemods.plan import Files, Spot
-from glm_pto.codemods.recipe import Recipe
-from glm_pto.codemods.source import Unreadable
-from glm_pto.codemods.survey import Options, Result, Targets, choose, report, settled, status, survey
+from glm_pto.codemods import recall, trees
+from glm_pto.codemods.findings import Action, FileChange, Options, Refusal, Result, TreeReport
 from glm_pto.codemods.trees import Tree
+
+if TYPE_CHECKING:
+    from glm_pto.codemods.diff import DiffResult
+    from glm_pto.codemods.prepare import Prepared
 
 __all__ = ["DiffResult", "Options", "Result", "apply", "diff", "revert", "status"]
 
-Actions = dict[tuple[str, str], Action]
+Targets = Sequence[str | Path]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Everything a command would do to one tree, checked and not yet written."""
+def status(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
+    """Every place of every site with its state; nothing is changed but an interrupted run is finished."""
+    asked = options or Options()
+    found = []
+    for tree in settled(targets, python):
+        memory = recall.recall(tree) if _everything(asked) else None
+        if memory is not None:
+            found.append(memory.report)
+            continue
+        from glm_pto.codemods.survey import choose, survey
+        from glm_pto.codemods.survey import report as full_report
 
-    tree: Tree
-    changes: tuple[FileChange, ...]
-    report: TreeReport
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class DiffResult:
-    """Differences by tree root, in the order of the files' paths."""
-
-    trees: tuple[tuple[Path, tuple[FileDiff, ...]], ...]
-
-    @property
-    def patch(self) -> bytes:
-        """All differences as one patch."""
-        return b"".join(f.patch for _, files in self.trees for f in files)
+        found.append(full_report(*survey(tree, choose(asked))))
+    return Result(tuple(found))
 
 
 def apply(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
@@ -51,15 +48,25 @@ def apply(targets: Targets = (), options: Options | None = None, *, python: Path
     `WriteFailure` where the disk failed and all files are as before.
     """
     asked = options or Options()
+    found = settled(targets, python)
+    done = [report for tree in found if (report := _as_wanted(tree, asked, python)) is not None]
+    if len(done) == len(found):
+        return Result(tuple(done), "apply", False)
+    from glm_pto.codemods.prepare import prepare_apply
+    from glm_pto.codemods.survey import choose
+
     chosen = choose(asked)
-    return _run("apply", [prepare_apply(t, chosen, asked, python) for t in settled(targets, python)], asked)
+    return _run("apply", [prepare_apply(tree, chosen, asked, python) for tree in found], asked)
 
 
 def revert(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
     """Take every chosen guard out; the guards themselves are enough, no backup or state is needed."""
+    from glm_pto.codemods.prepare import prepare_revert
+    from glm_pto.codemods.survey import choose
+
     asked = options or Options()
     choose(asked)
-    return _run("revert", [prepare_revert(t, asked) for t in settled(targets, python)], asked)
+    return _run("revert", [prepare_revert(tree, asked) for tree in settled(targets, python)], asked)
 
 
 def diff(
@@ -70,6 +77,10 @@ def diff(
     python: Path | None = None,
 ) -> DiffResult:
     """What apply would change ("pending"), what is applied, or the first of these that is not empty."""
+    from glm_pto.codemods.diff import DiffResult, file_diff
+    from glm_pto.codemods.prepare import prepare_apply, prepare_revert
+    from glm_pto.codemods.survey import choose
+
     asked = options or Options()
     chosen = choose(asked)
     found = []
@@ -81,11 +92,41 @@ def diff(
                 raise Refusal(*prepared.problems, findings=prepared.report.findings)
             changes = prepared.changes
         if which == "applied" or (which == "auto" and not changes):
-            back = prepare_revert(tree, asked).changes
-            changes = [FileChange(c.path, c.after, c.before, c.package, c.sites) for c in back]
+            changes = [_reverse(c) for c in prepare_revert(tree, asked).changes]
         files = [file_diff(c.path.relative_to(tree.root).as_posix(), c.before, c.after) for c in changes]
         found.append((tree.root, tuple(files)))
     return DiffResult(tuple(found))
+
+
+def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
+    """The trees, once what an interrupted run left in them is finished or rolled back; their notes tell."""
+    found = []
+    for tree in trees.find(targets, python):
+        if os.path.lexists(tree.root / ".glm-pto"):
+            from glm_pto.codemods import transaction
+
+            recovery = transaction.recover(tree.root)
+            if recovery:
+                tree = replace(tree, notes=(recovery.message, *recovery.notes))
+        found.append(tree)
+    return tuple(found)
+
+
+def _everything(asked: Options) -> bool:
+    return not (asked.sites or asked.skip or asked.require_reached or asked.install_kernels)
+
+
+def _as_wanted(tree: Tree, asked: Options, python: Path | None) -> TreeReport | None:
+    """The report of a tree in which everything is applied and the layer is found; None: look closer."""
+    memory = recall.recall(tree) if _everything(asked) else None
+    if memory is None or not memory.finished:
+        return None
+    from glm_pto.codemods import kernels
+
+    if kernels.problem(tree.root, memory.functions, python) is not None:
+        return None
+    rows = tuple(replace(row, action=Action.UNCHANGED) for row in memory.report.findings)
+    return replace(memory.report, findings=rows)
 
 
 def _run(action: str, prepared: Sequence[Prepared], asked: Options) -> Result:
@@ -105,8 +146,7 @@ def _write_all(prepared: Sequence[Prepared]) -> list[Prepared]:
             done.append(_write(one))
     except BaseException:
         for one in reversed(done):
-            back = tuple(FileChange(c.path, c.after, c.before, c.package, c.sites) for c in one.changes)
-            _write(replace(one, changes=back))
+            _write(replace(one, changes=tuple(_reverse(c) for c in one.changes), memory={}))
         raise
     return done
 
@@ -115,143 +155,14 @@ def _write(one: Prepared) -> Prepared:
     """Carry one tree out; what the user should know becomes notes of its report."""
     if not one.changes:
         return one
-    outcome = transaction.commit(one.tree.root, one.changes, one.report.packages, __version__)
+    from glm_pto import __version__
+    from glm_pto.codemods import transaction
+
+    outcome = transaction.commit(
+        one.tree.root, one.changes, one.report.packages, __version__, survey=one.memory
+    )
     return replace(one, report=replace(one.report, notes=(*one.report.notes, *outcome.notes)))
 
 
-def prepare_apply(
-    tree: Tree,
-    chosen: Sequence[Recipe],
-    asked: Options,
-    python: Path | None = None,
-    *,
-    check_layer: bool = True,
-) -> Prepared:
-    """Plan and prove an apply of one tree in memory."""
-    files, spots = survey(tree, chosen)
-    problems = [s.finding.message for s in spots if s.finding.state in BLOCKING]
-    todo = [s for s in spots if s.finding.state is State.APPLICABLE or s.stale or s.foreign]
-    changes: list[FileChange] = []
-    if not problems:
-        changes, problems = _change(files, todo, _guard)
-    used = [s.recipe for s in spots if s.finding.state in (State.APPLIED, State.APPLICABLE)]
-    if check_layer and used:
-        if asked.install_kernels:
-            changes += kernels.copy_in(tree.root)
-        elif (lacking := kernels.problem(tree.root, used, python)) is not None:
-            problems.append(lacking)
-    if problems:
-        return Prepared(tree, (), report(files, spots), tuple(problems))
-    after = plan.survey(files, chosen)
-    actions: Actions = {_key(s): Action.UNCHANGED for s in after}
-    for spot in todo:
-        actions[_key(spot)] = Action.RENEWED if spot.stale else Action.APPLIED
-    finished = report(files, after, actions)
-    unreached = _unreached(finished, chosen) if asked.require_reached else []
-    return Prepared(tree, tuple(changes), finished, tuple(unreached))
-
-
-def _key(spot: Spot) -> tuple[str, str]:
-    return spot.recipe.site, spot.place.name
-
-
-def _unreached(done: TreeReport, chosen: Sequence[Recipe]) -> list[str]:
-    problems = []
-    for recipe in chosen:
-        rows = [f for f in done.findings if f.site == recipe.site]
-        if rows and not any(f.state is State.APPLIED and f.reached for f in rows):
-            why = "; ".join(filter(None, (f.reached_when or f.message for f in rows)))
-            problems.append(f"{done.root}: {recipe.site} is not reached by a decode step here: {why}")
-    return problems
-
-
-def prepare_revert(tree: Tree, asked: Options) -> Prepared:
-    """Plan and prove a revert of one tree in memory, from the guards alone."""
-    chosen = choose(asked)
-    files, spots = survey(tree, chosen)
-    named = {s.site for s in chosen} if asked.sites or asked.skip else None
-    problems: list[str] = []
-    changes: list[FileChange] = []
-    standing = 0
-    for path in plan.candidates(files, asked.sites + asked.skip):
-        try:
-            change, left = _strip(files, path, named, asked.force)
-        except Unreadable as error:
-            problems.append(str(error))
-            continue
-        standing += left
-        changes += [change] if change else []
-    if not standing and not problems:
-        gone, kept = kernels.take_out(tree.root)
-        changes += gone
-        problems += [f"{k}: edited since --install-kernels put it there; move it away" for k in kept]
-    actions = {_key(s): Action.REVERTED for s in spots if s.finding.state is State.APPLIED}
-    if problems and not asked.force:
-        return Prepared(tree, (), report(files, spots), tuple(problems))
-    return Prepared(tree, tuple(changes), report(files, plan.survey(files, chosen), actions))
-
-
-def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tuple[FileChange | None, int]:
-    """The change that takes the named guards out of a file, and how many guards stay in it."""
-    before = files.get(path)
-    if before is None:
-        return None, 0
-    standing = guard.find(before)
-    going = [g for g in standing if named is None or g.site in named]
-    for found in going:
-        if found.fault and not (force and found.orelse):
-            shown = " / ".join(line.strip() for line in guard.own_lines(before, found)[:3])
-            raise Unreadable(
-                f"{before.name}:{found.header + 1}: {found.site}: edited inside our lines: {found.fault}. "
-                f"Found: {shown}. See `glm-pto diff --applied`, then take it out by hand or use --force"
-            )
-    after = edit.strip(before, {g.site for g in going}, force=force)
-    files.put(path, after)
-    if after.data == before.data:
-        return None, len(standing) - len(going)
-    sites = tuple(dict.fromkeys(g.site for g in going))
-    package = path.relative_to(files.tree.root).parts[0]
-    return FileChange(path, before.data, after.data, package, sites), len(standing) - len(going)
-
-
-def _change(
-    files: Files, spots: Sequence[Spot], edits: Callable[[Files, Path, list[Spot]], None]
-) -> tuple[list[FileChange], list[str]]:
-    """Edit every file that the spots name, in memory; every problem is collected."""
-    found: list[FileChange] = []
-    problems = []
-    for path in sorted({s.path for s in spots if s.path}):
-        here = [s for s in spots if s.path == path]
-        try:
-            before = files.get(path)
-            edits(files, path, here)
-            after = files.get(path)
-        except (Unreadable, edit.SelfCheckFailed) as error:
-            problems.append(str(error))
-            continue
-        if before is not None and after is not None and after.data != before.data:
-            sites = tuple(dict.fromkeys(s.recipe.site for s in here))
-            found.append(FileChange(path, before.data, after.data, here[0].finding.package, sites))
-    return found, problems
-
-
-def _guard(files: Files, path: Path, here: list[Spot]) -> None:
-    """Take out what is stale or foreign, then put in what is wanted; the result must be seen as applied."""
-    file = files.get(path)
-    assert file is not None
-    going = {s.recipe.site for s in here if s.stale or s.foreign}
-    wanted = [s for s in here if not s.foreign]
-    if going:
-        files.put(path, edit.strip(file, going))
-        wanted = [plan.again(files, s) for s in wanted]
-        file = files.get(path)
-        assert file is not None
-    pairs = [(s.recipe.site, s.match) for s in wanted if s.match is not None]
-    if pairs:
-        files.put(path, edit.apply(file, pairs))
-    for spot in wanted:
-        seen = plan.again(files, spot)
-        if seen.finding.state is not State.APPLIED or seen.stale:
-            raise edit.SelfCheckFailed(
-                f"{file.name}: {spot.recipe.site}: a second apply would change the file"
-            )
+def _reverse(change: FileChange) -> FileChange:
+    return FileChange(change.path, change.after, change.before, change.package, change.sites)

@@ -50,6 +50,13 @@ class Files:
         """Let later look-ups see an edited text."""
         self._sources[path] = edited
 
+    def looked(self) -> dict[str, str | None]:
+        """Every file that was looked for, by path from the root, with its hash; None where there is none."""
+        return {
+            self.name(path): None if found is None else self.fingerprint(path)
+            for path, found in self._sources.items()
+        }
+
     def fingerprint(self, path: Path) -> str:
         """SHA-256 of the file's bytes as they are, or as edited in memory; its error where it has none."""
         try:

@@ -47,6 +47,8 @@ class Record:
 
     tool: str
     files: Mapping[str, FileRecord] = field(default_factory=dict)
+    #: The rows of the last complete survey and what they rest on (`glm_pto.codemods.recall`).
+    survey: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def installed(self) -> tuple[str, ...]:
@@ -90,6 +92,7 @@ def merge(
     changes: Iterable[tuple[str, int, FileChange]],
     versions: Mapping[str, str | None],
     tool: str,
+    survey: Mapping[str, Any] | None = None,
 ) -> Record:
     """The record after ``changes`` (path from the root, mode, change): the files that hold something of ours.
 
@@ -107,7 +110,7 @@ def merge(
         before = None if made else _original(old, change.before or b"")
         after = seal.digest(change.after)
         files[path] = FileRecord(before, after, mode, change.package, version, sites, made)
-    return Record(tool, dict(sorted(files.items())))
+    return Record(tool, dict(sorted(files.items())), survey or {})
 
 
 def standing(text: bytes) -> tuple[str, ...]:
@@ -137,7 +140,8 @@ def decode(data: bytes) -> Record:
         raise seal.Unusable("its content is not that of a state") from error
     if not isinstance(tool, str):
         raise seal.Unusable("its content is not that of a state")
-    return Record(tool, files)
+    survey = body.get("survey", {})
+    return Record(tool, files, survey if isinstance(survey, dict) else {})
 
 
 def _file(entry: dict[str, Any]) -> FileRecord:

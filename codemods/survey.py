@@ -4,54 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from pathlib import Path
+from dataclasses import replace
 
-from glm_pto.codemods import pairs, plan, recipes, transaction, trees
-from glm_pto.codemods.findings import Action, Finding, State, TreeReport, UsageError
+from glm_pto.codemods import pairs, plan, recipes
+from glm_pto.codemods.findings import Action, Finding, Options, State, TreeReport, UsageError
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import Recipe
 from glm_pto.codemods.trees import Tree
-
-Targets = Sequence[str | Path]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for. ``sites``: only these (empty: all); ``skip``: all but these."""
-
-    sites: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    dry_run: bool = False
-    require_reached: bool = False
-    install_kernels: bool = False
-    force: bool = False
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a command found and did, tree by tree."""
-
-    trees: tuple[TreeReport, ...]
-    action: str | None = None
-    changed: bool = False
-
-
-def status(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
-    """Every place of every site with its state; nothing is changed but an interrupted run is finished."""
-    chosen = choose(options or Options())
-    found = [survey(tree, chosen) for tree in settled(targets, python)]
-    return Result(tuple(report(files, spots) for files, spots in found))
-
-
-def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
-    """The trees, once what an interrupted run left in them is finished or rolled back; their notes tell."""
-    found = []
-    for tree in trees.find(targets, python):
-        recovery = transaction.recover(tree.root)
-        found.append(replace(tree, notes=(recovery.message, *recovery.notes)) if recovery else tree)
-    return tuple(found)
 
 
 def choose(options: Options) -> tuple[Recipe, ...]:
@@ -59,6 +18,8 @@ def choose(options: Options) -> tuple[Recipe, ...]:
     known = {recipe.site: recipe for recipe in recipes.load()}
     for name in (*options.sites, *options.skip):
         if name not in known:
+            from difflib import get_close_matches
+
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known sites: {', '.join(known)}"
             raise UsageError(f"no site is called {name!r}; {hint}")

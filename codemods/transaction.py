@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glm_pto.codemods import disk, journal, lock, settle, state, steps, target
 from glm_pto.codemods.findings import FileChange, Refusal, WriteFailure
@@ -50,11 +51,13 @@ def commit(
     versions: Mapping[str, str | None],
     tool: str,
     *,
+    survey: Mapping[str, Any] | None = None,
     wait: float = lock.WAIT,
 ) -> Outcome:
     """Write ``changes`` to the tree at ``root``, and what they are to its state: all of it or nothing.
 
-    ``versions`` are those of the packages, ``tool`` that of glm-pto; the state keeps both. Raises `Refusal`
+    ``versions`` are those of the packages, ``tool`` that of glm-pto; the state keeps both,
+    and ``survey`` for `glm_pto.codemods.recall`. Raises `Refusal`
     where something stands in the way before the first write (a file that is not as the plan read it or is
     read-only, a link into a cache, another run) and `WriteFailure` after a failure, rolled back.
     """
@@ -62,7 +65,7 @@ def commit(
         recovery = settle.settle(folders, control)
         todo, notes = steps.prepare(folders, changes)
         named = [(step.spot.path, step.look.mode, step.change) for step in todo if step.change]
-        record = state.merge(state.load(folders.root).record, named, versions, tool)
+        record = state.merge(state.load(folders.root).record, named, versions, tool, survey)
         todo += steps.remember(folders, record)
         if todo:
             notes += _carry_out(folders, control, todo)

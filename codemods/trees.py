@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,18 +161,24 @@ print(json.dumps([[s.origin or "", *(s.submodule_search_locations or ())] for s 
 
 
 def _ask(python: Path) -> list[list[str]]:
+    import json
+
     answer: list[list[str]] = json.loads(_output(python, _QUESTION, *PACKAGES))
     return answer
 
 
 def search_path(python: Path) -> list[str]:
     """The module search path of another Python."""
+    import json
+
     path: list[str] = json.loads(_output(python, "import json, sys; print(json.dumps(sys.path[1:]))"))
     return path
 
 
 def _output(python: Path, code: str, *arguments: str) -> str:
     command = [str(python), "-c", code, *arguments]
+    import subprocess
+
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,0 +1,169 @@
+"""Plan and prove what a command does to one tree, in memory; nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glm_pto.codemods import edit, guard, kernels, plan, recall
+from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Options, State, TreeReport
+from glm_pto.codemods.plan import Files, Spot
+from glm_pto.codemods.recipe import Recipe
+from glm_pto.codemods.source import Unreadable
+from glm_pto.codemods.survey import choose, report, survey
+from glm_pto.codemods.trees import Tree
+
+Actions = dict[tuple[str, str], Action]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a command would do to one tree, checked and not yet written."""
+
+    tree: Tree
+    changes: tuple[FileChange, ...]
+    report: TreeReport
+    problems: tuple[str, ...] = ()
+    #: What the state is to remember of the survey; empty where not everything was surveyed.
+    memory: Mapping[str, Any] = field(default_factory=dict)
+
+
+def prepare_apply(
+    tree: Tree,
+    chosen: Sequence[Recipe],
+    asked: Options,
+    python: Path | None = None,
+    *,
+    check_layer: bool = True,
+) -> Prepared:
+    """Plan and prove an apply of one tree in memory."""
+    files, spots = survey(tree, chosen)
+    problems = [s.finding.message for s in spots if s.finding.state in BLOCKING]
+    todo = [s for s in spots if s.finding.state is State.APPLICABLE or s.stale or s.foreign]
+    changes: list[FileChange] = []
+    if not problems:
+        changes, problems = _change(files, todo, _guard)
+    used = [s.recipe.function for s in spots if s.finding.state in (State.APPLIED, State.APPLICABLE)]
+    if check_layer and used:
+        if asked.install_kernels:
+            changes += kernels.copy_in(tree.root)
+        elif (lacking := kernels.problem(tree.root, used, python)) is not None:
+            problems.append(lacking)
+    if problems:
+        return Prepared(tree, (), report(files, spots), tuple(problems))
+    after = plan.survey(files, chosen)
+    actions: Actions = {_key(s): Action.UNCHANGED for s in after}
+    for spot in todo:
+        actions[_key(spot)] = Action.RENEWED if spot.stale else Action.APPLIED
+    finished = report(files, after, actions)
+    unreached = _unreached(finished, chosen) if asked.require_reached else []
+    memory = {} if asked.sites or asked.skip else recall.note(files, chosen, finished)
+    return Prepared(tree, tuple(changes), finished, tuple(unreached), memory)
+
+
+def _key(spot: Spot) -> tuple[str, str]:
+    return spot.recipe.site, spot.place.name
+
+
+def _unreached(done: TreeReport, chosen: Sequence[Recipe]) -> list[str]:
+    problems = []
+    for recipe in chosen:
+        rows = [f for f in done.findings if f.site == recipe.site]
+        if rows and not any(f.state is State.APPLIED and f.reached for f in rows):
+            why = "; ".join(filter(None, (f.reached_when or f.message for f in rows)))
+            problems.append(f"{done.root}: {recipe.site} is not reached by a decode step here: {why}")
+    return problems
+
+
+def prepare_revert(tree: Tree, asked: Options) -> Prepared:
+    """Plan and prove a revert of one tree in memory, from the guards alone."""
+    chosen = choose(asked)
+    files, spots = survey(tree, chosen)
+    named = {s.site for s in chosen} if asked.sites or asked.skip else None
+    problems: list[str] = []
+    changes: list[FileChange] = []
+    standing = 0
+    for path in plan.candidates(files, asked.sites + asked.skip):
+        try:
+            change, left = _strip(files, path, named, asked.force)
+        except Unreadable as error:
+            problems.append(str(error))
+            continue
+        standing += left
+        changes += [change] if change else []
+    if not standing and not problems:
+        gone, kept = kernels.take_out(tree.root)
+        changes += gone
+        problems += [f"{k}: edited since --install-kernels put it there; move it away" for k in kept]
+    actions = {_key(s): Action.REVERTED for s in spots if s.finding.state is State.APPLIED}
+    if problems and not asked.force:
+        return Prepared(tree, (), report(files, spots), tuple(problems))
+    return Prepared(tree, tuple(changes), report(files, plan.survey(files, chosen), actions))
+
+
+def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tuple[FileChange | None, int]:
+    """The change that takes the named guards out of a file, and how many guards stay in it."""
+    before = files.get(path)
+    if before is None:
+        return None, 0
+    standing = guard.find(before)
+    going = [g for g in standing if named is None or g.site in named]
+    for found in going:
+        if found.fault and not (force and found.orelse):
+            shown = " / ".join(line.strip() for line in guard.own_lines(before, found)[:3])
+            raise Unreadable(
+                f"{before.name}:{found.header + 1}: {found.site}: edited inside our lines: {found.fault}. "
+                f"Found: {shown}. See `glm-pto diff --applied`, then take it out by hand or use --force"
+            )
+    after = edit.strip(before, {g.site for g in going}, force=force)
+    files.put(path, after)
+    if after.data == before.data:
+        return None, len(standing) - len(going)
+    sites = tuple(dict.fromkeys(g.site for g in going))
+    package = path.relative_to(files.tree.root).parts[0]
+    return FileChange(path, before.data, after.data, package, sites), len(standing) - len(going)
+
+
+def _change(
+    files: Files, spots: Sequence[Spot], edits: Callable[[Files, Path, list[Spot]], None]
+) -> tuple[list[FileChange], list[str]]:
+    """Edit every file that the spots name, in memory; every problem is collected."""
+    found: list[FileChange] = []
+    problems = []
+    for path in sorted({s.path for s in spots if s.path}):
+        here = [s for s in spots if s.path == path]
+        try:
+            before = files.get(path)
+            edits(files, path, here)
+            after = files.get(path)
+        except (Unreadable, edit.SelfCheckFailed) as error:
+            problems.append(str(error))
+            continue
+        if before is not None and after is not None and after.data != before.data:
+            sites = tuple(dict.fromkeys(s.recipe.site for s in here))
+            found.append(FileChange(path, before.data, after.data, here[0].finding.package, sites))
+    return found, problems
+
+
+def _guard(files: Files, path: Path, here: list[Spot]) -> None:
+    """Take out what is stale or foreign, then put in what is wanted; the result must be seen as applied."""
+    file = files.get(path)
+    assert file is not None
+    going = {s.recipe.site for s in here if s.stale or s.foreign}
+    wanted = [s for s in here if not s.foreign]
+    if going:
+        files.put(path, edit.strip(file, going))
+        wanted = [plan.again(files, s) for s in wanted]
+        file = files.get(path)
+        assert file is not None
+    pairs = [(s.recipe.site, s.match) for s in wanted if s.match is not None]
+    if pairs:
+        files.put(path, edit.apply(file, pairs))
+    for spot in wanted:
+        seen = plan.again(files, spot)
+        if seen.finding.state is not State.APPLIED or seen.stale:
+            raise edit.SelfCheckFailed(
+                f"{file.name}: {spot.recipe.site}: a second apply would change the file"
+            )
