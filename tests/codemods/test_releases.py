@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from glm_pto import status
 from glm_pto.cli import releases
-from glm_pto.codemods import operations, recipes, trees
-from glm_pto.codemods.findings import Finding, State
-from glm_pto.codemods.survey import Options
+from glm_pto.codemods import prepare, recipes, trees
+from glm_pto.codemods.findings import Finding, Options, State
 
 from .conftest import LightTree
 
@@ -67,7 +67,7 @@ def test_guards_and_reverts(light_tree: LightTree, vllm: str, ascend: str | None
 def applied(root: Path) -> list[Finding]:
     """Apply, and what stands where then."""
     (tree,) = trees.find([root])
-    prepared = operations.prepare_apply(tree, recipes.load(), Options(), check_layer=False)
+    prepared = prepare.prepare_apply(tree, recipes.load(), Options(), check_layer=False)
     assert not prepared.problems
     write(prepared)
     return [f for f in prepared.report.findings if f.state is State.APPLIED]
@@ -75,15 +75,15 @@ def applied(root: Path) -> list[Finding]:
 
 def changes(root: Path) -> bool:
     (tree,) = trees.find([root])
-    return bool(operations.prepare_apply(tree, recipes.load(), Options(), check_layer=False).changes)
+    return bool(prepare.prepare_apply(tree, recipes.load(), Options(), check_layer=False).changes)
 
 
 def reverted(root: Path) -> None:
     (tree,) = trees.find([root])
-    write(operations.prepare_revert(tree, Options()))
+    write(prepare.prepare_revert(tree, Options()))
 
 
-def write(prepared: operations.Prepared) -> None:
+def write(prepared: prepare.Prepared) -> None:
     for change in prepared.changes:
         assert change.after is not None
         change.path.write_bytes(change.after)
@@ -134,5 +134,5 @@ def without_guards(data: bytes) -> str:
 def test_a_mixed_tree_is_edited_by_structure_and_told(light_tree: LightTree, vllm: str, ascend: str) -> None:
     root = light_tree(vllm, ascend)
     assert sites(applied(root)) == expected(ascend)
-    (report,) = operations.status([root]).trees
+    (report,) = status([root]).trees
     assert any("do not belong together" in note for note in report.notes)

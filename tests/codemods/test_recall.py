@@ -1,0 +1,131 @@
+"""What the last apply wrote down is used only while everything it rests on is the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from glm_pto import Options, State, apply, revert, status
+from glm_pto.codemods import plan, recall, trees
+
+MODULE = """\
+class Glm4MoE:
+    def forward(self, hidden_states):
+        router_logits, _ = self.gate(hidden_states)
+        return router_logits
+"""
+FILE = "model_executor/models/glm4_moe.py"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    path = tmp_path / "vllm" / FILE
+    path.parent.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    path.write_text(MODULE)
+    layer = tmp_path / "glm_pto_kernels"
+    layer.mkdir()
+    (layer / "__init__.py").write_text("def gate_supported(): ...\n")
+    monkeypatch.setattr(recall, "_key", lambda tree: "key")
+    apply([tmp_path], Options(skip=("attention_pre", "shared_expert")))
+    return tmp_path
+
+
+def remember(root):
+    """Rewrite the state as a complete survey would have left it."""
+    (tree,) = trees.find([root])
+    from glm_pto.codemods import state, survey
+
+    files, spots = survey.survey(tree, survey.choose(Options(sites=("gate",))))
+    note = recall.note(files, survey.choose(Options(sites=("gate",))), survey.report(files, spots))
+    record = state.load(root).record
+    data = state.encode(state.Record(record.tool, record.files, json.loads(json.dumps(note))))
+    (root / ".glm-pto" / "state.json").write_bytes(data)
+    return tree
+
+
+@pytest.fixture
+def no_look(monkeypatch):
+    def look(*_):
+        raise AssertionError("the text was looked at")
+
+    monkeypatch.setattr(plan, "survey", look)
+
+
+def test_an_unchanged_tree_is_answered_without_a_look(root, no_look):
+    remember_without = recall.recall(trees.find([root])[0])
+    assert remember_without is None  # only a complete survey is written down
+
+
+def test_status_and_apply_answer_from_it(root, request):
+    before = status([root], Options(sites=("gate",))).trees[0]
+    remember(root)
+    request.getfixturevalue("no_look")
+    report = status([root]).trees[0]
+    assert report.findings == before.findings
+    assert report.digest == before.digest
+    again = apply([root])
+    assert not again.changed
+    assert [f.action.value for f in again.trees[0].findings] == ["unchanged"]
+
+
+def edit_file(root):
+    path = root / "vllm" / FILE
+    path.write_text(path.read_text() + "# mine\n")
+
+
+def remove_file(root):
+    (root / "vllm" / FILE).unlink()
+
+
+def new_version(root):
+    (root / "vllm" / "_version.py").write_text("__version__ = '0.33.0'\n")
+
+
+def torn_state(root):
+    path = root / ".glm-pto" / "state.json"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize("change", [edit_file, remove_file, torn_state], ids=lambda f: f.__name__)
+def test_any_change_is_looked_at(root, change):
+    tree = remember(root)
+    assert recall.recall(tree) is not None
+    change(root)
+    assert recall.recall(tree) is None
+
+
+def test_another_version_or_tool_is_looked_at(root, monkeypatch):
+    tree = remember(root)
+    monkeypatch.setattr(recall, "_key", lambda tree: "another")
+    assert recall.recall(tree) is None
+
+
+def test_the_key_holds_versions_and_the_tools_text(root, monkeypatch):
+    monkeypatch.undo()
+    (tree,) = trees.find([root])
+    first = recall._key(tree)
+    assert first == recall._key(tree)
+    new_version(root)
+    (tree,) = trees.find([root])
+    assert recall._key(tree) != first
+
+
+def test_a_missing_layer_is_told_although_all_is_applied(root, monkeypatch):
+    remember(root)
+    (root / "glm_pto_kernels" / "__init__.py").write_text("")
+    from glm_pto import Refusal
+
+    with pytest.raises(Refusal, match="lacks"):
+        apply([root], Options(sites=("gate",)))
+    with pytest.raises(Refusal, match="lacks"):
+        apply([root], Options(skip=("attention_pre", "shared_expert")))
+
+
+def test_revert_leaves_nothing_to_recall(root):
+    remember(root)
+    revert([root])
+    (tree,) = trees.find([root])
+    assert recall.recall(tree) is None
+    assert status([root], Options(sites=("gate",))).trees[0].findings[0].state is State.APPLICABLE
