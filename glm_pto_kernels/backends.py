@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from glm_pto_kernels import hardware, notice, switches
+from glm_pto_kernels import check, hardware, notice, switches
 
 Kernel = Callable[..., Any]
 NAMES = tuple(switches.SWITCHES.values())
@@ -48,19 +48,22 @@ class Operator:
 
 @dataclass(frozen=True)
 class Choice:
-    """The decision for one operator. ``native``: why native code stays, else None. ``device``: only there."""
+    """The decision for one operator. ``native``: why native code stays, else None. ``fused``: a PyPTO
+    kernel under ``auto``, for tensors off the CPU. ``sizes``: its limits, as a refusal."""
 
     backend: str
     native: str | None = None
-    device: str | None = None
+    off_cpu: bool = False
     dense: bool = False
     sizes: Callable[..., str | None] | None = None
 
 
+CHECK = check.mode()
 OPERATORS: dict[str, Operator] = {}
 CHOICES: dict[str, Choice] = {}
 CUSTOM: dict[str, Kernel | str] = {}
 CALLS: dict[str, int] = dict.fromkeys(NAMES, 0)
+NONE: dict[str, Any] = {}  # what a layer that is not a module has
 _KERNELS: dict[str, Kernel] = {}
 
 
@@ -89,7 +92,7 @@ def decide(name: str, environment: Mapping[str, str]) -> Choice:
         reason = hardware.npu_refusal()
         if reason is not None:
             return Choice("native", native=reason)
-        return Choice("pypto", device="npu", dense=True, sizes=_sizes("pypto", name))
+        return Choice("pypto", off_cpu=True, dense=True, sizes=_sizes("pypto", name))
     return Choice(backend, dense=True, sizes=_sizes(backend, name))
 
 
@@ -187,6 +190,8 @@ def _first_use(name: str, arguments: tuple[Any, ...]) -> Kernel:
     choice = CHOICES[name]
     kernel = load(name)
     notice.taken(name, choice.backend, arguments)
+    if CHECK:
+        kernel = check.checked(name, choice.backend, kernel, OPERATORS[name].compare, CHECK == "all")
     return kernel
 
 
@@ -206,8 +211,21 @@ def load(name: str) -> Kernel:
         from glm_pto_kernels import upstream
 
         return upstream.load(operator.name)
-    module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
-    return getattr(module, operator.entry)  # type: ignore[no-any-return]
+    return _pypto(operator)
+
+
+def _pypto(operator: Operator) -> Kernel:
+    try:
+        importlib.import_module("pypto")
+    except Exception as error:
+        raise BackendError(
+            f"{operator.name}: pypto is installed but broken: {error!r}. Repair it, or keep native code with "
+            f"GLM_PTO_DISABLE={operator.name}"
+        ) from error
+    module = importlib.import_module(f"glm_pto_kernels.pypto.{operator.name}")
+    kernel: Kernel = getattr(module, operator.entry)
+    _fits(operator, kernel)
+    return kernel
 
 
 def _custom(operator: Operator) -> Kernel:
@@ -217,8 +235,8 @@ def _custom(operator: Operator) -> Kernel:
     module, _, function = kernel.replace(":", ".").rpartition(".")
     try:
         loaded = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BackendError(f"GLM_PTO_KERNEL_{operator.name.upper()}={kernel}: {error}") from error
+    except Exception as error:
+        raise BackendError(f"GLM_PTO_KERNEL_{operator.name.upper()}={kernel}: {error!r}") from error
     _fits(operator, loaded)
     return loaded  # type: ignore[no-any-return]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from typing import Any
+
+import torch
 
 
 def logger() -> logging.Logger:
@@ -12,6 +15,22 @@ def logger() -> logging.Logger:
     return logging.getLogger("vllm.glm_pto_kernels" if "vllm" in sys.modules else "glm_pto_kernels")
 
 
-def taken(operator: str, backend: str, arguments: tuple[Any, ...]) -> None:
-    shapes = ", ".join("x".join(map(str, a.shape)) for a in arguments if hasattr(a, "shape"))
-    logger().info("%s: taken by the %s backend (first call: %s)", operator, backend, shapes)
+def taken(operator: str, backend: str, arguments: Iterable[Any]) -> None:
+    """Say once that an operator runs, and who computes it."""
+    logger().info("%s: taken by the %s backend (first call: %s)", operator, backend, shapes_of(arguments))
+
+
+def shapes_of(arguments: Iterable[Any]) -> str:
+    """The tensors among a call's arguments, for a message."""
+    tensors = (a for a in arguments if isinstance(a, torch.Tensor))
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+
+
+def capturing() -> bool:
+    """Whether a graph is being captured on this device, or vLLM says so in its forward context."""
+    device = getattr(torch, "npu", torch.cuda)
+    probe = getattr(device, "is_current_stream_capturing", None)
+    if probe is not None and device.is_initialized() and probe():
+        return True
+    context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
+    return getattr(context, "capturing", False) is True

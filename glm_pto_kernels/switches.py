@@ -59,8 +59,8 @@ class SwitchModule(ModuleType):
 def warn_if_late(change: str) -> None:
     """Warn when code was compiled before ``change``: what is traced already will not see it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    frames = getattr(dynamo, "counters", {}).get("frames", {}) if dynamo else {}
-    if frames.get("total", 0):
+    compiled = getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs", 0)
+    if compiled:
         warnings.warn(
             f"{change} comes after torch.compile has traced code in this process; compiled layers keep what "
             "they were traced with. Set it in the environment, or before the model is loaded.",

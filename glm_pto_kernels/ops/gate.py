@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from glm_pto_kernels import backends
-from glm_pto_kernels.layers import has_child, parameter
+from glm_pto_kernels.backends import NONE
 
+BF16, FP32 = torch.bfloat16, torch.float32
 # fp32 sums of 5120 products in another order; relative to the largest logit.
 TOLERANCE = 2e-5
 
@@ -26,27 +27,23 @@ def _reason(layer: Any, hidden_states: torch.Tensor) -> str | None:
     choice = backends.CHOICES["gate"]
     if choice.native is not None:
         return choice.native
-    if not isinstance(hidden_states, torch.Tensor) or hidden_states.dim() != 2:
-        return "the hidden states are not a matrix"
-    if choice.device is not None and hidden_states.device.type != choice.device:
-        return "the hidden states are not on an NPU"
-    weight = parameter(layer, "weight")
-    if not isinstance(weight, torch.Tensor) or weight.dtype is not torch.float32:
-        return "the gate's weight is not fp32"
-    hidden = hidden_states.shape[1]
-    if weight.dim() != 2 or weight.shape[1] != hidden:
-        return "the gate's weight is not [experts, hidden]"
-    if hidden_states.dtype is not torch.bfloat16 and hidden_states.dtype is not torch.float32:
-        return "the hidden states are neither bf16 nor fp32"
-    if not weight.is_contiguous():
-        return "the gate's weight is not contiguous"
-    if has_child(layer, "base_layer"):
-        return "the gate is wrapped for LoRA"
-    if parameter(layer, "bias") is not None:
+    weights = getattr(layer, "_parameters", NONE)
+    weight = weights.get("weight")
+    if getattr(weight, "dtype", None) is not FP32:
+        return "the gate has no fp32 weight of its own"
+    if weights.get("bias") is not None:
         return "the gate has a bias"
-    if weight.device != hidden_states.device:
-        return "the gate's weight is on another device"
-    return None if choice.sizes is None else choice.sizes(hidden=hidden, experts=weight.shape[0])
+    dtype = getattr(hidden_states, "dtype", None)
+    if (dtype is not BF16 and dtype is not FP32) or hidden_states.dim() != 2:
+        return "the hidden states are not a bf16 or fp32 matrix"
+    if choice.off_cpu and hidden_states.is_cpu:
+        return "the hidden states are on the CPU"
+    if weight.dim() != 2 or not weight.is_contiguous():
+        return "the gate's weight is not a contiguous matrix"
+    experts, hidden = weight.shape
+    if hidden_states.shape[1] != hidden:
+        return "the gate's weight is not [experts, hidden]"
+    return None if choice.sizes is None else choice.sizes(hidden=hidden, experts=experts)
 
 
 def gate_supported(layer: Any, hidden_states: torch.Tensor) -> bool:

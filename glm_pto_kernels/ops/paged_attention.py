@@ -6,16 +6,26 @@ Drop when upstream's decode attention is as fast for one kv head.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
-from glm_pto_kernels import backends
+from glm_pto_kernels import backends, notice
+from glm_pto_kernels.backends import NONE
 
+BF16 = torch.bfloat16
 # Probabilities and values in bf16 with fp32 sums, relative to the largest output.
 TOLERANCE = 2.0**-6
 IMPLEMENTATION = "AscendAttentionBackendImpl"  # its 310P, FA3, C8 and context-parallel subclasses stay native
+# Attributes of the implementation, over all releases, that must be missing, None or false.
+ABSENT = (
+    "sliding_window",
+    "alibi_slopes",
+    "sinks",
+    "logits_soft_cap",
+    "enable_hamming_sparse",
+    "pcp_enabled",
+)
 _COPY = "_glm_pto_lengths"
 
 
@@ -48,68 +58,52 @@ def reference(
     return out
 
 
-def capturing() -> bool:
-    """Whether a graph is being captured: it would bake the lengths in, and replay updates native calls."""
-    for name in ("npu", "cuda"):
-        device = getattr(torch, name, None)
-        probe = getattr(device, "is_current_stream_capturing", None)
-        if probe is not None and device.is_initialized() and probe():
-            return True
-    context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
-    return getattr(context, "capturing", False) is True
-
-
 def _reason(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
     choice = backends.CHOICES["paged_attention"]
     if choice.native is not None:
         return choice.native
     if type(impl).__name__ != IMPLEMENTATION:
         return "the attention implementation is a variant"
-    if not isinstance(query, torch.Tensor) or query.dim() != 3 or query.dtype is not torch.bfloat16:
-        return "the query is not bf16 [tokens, heads, dim]"
-    if choice.device is not None and query.device.type != choice.device:
-        return "the query is not on an NPU"
-    keys, values = getattr(impl, "key_cache", None), getattr(impl, "value_cache", None)
-    if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
-        return "there is no key and value cache"
-    if keys.dtype is not torch.bfloat16 or values.dtype is not torch.bfloat16:
-        return "the caches are not bf16"
-    kv_heads, dim = getattr(impl, "num_kv_heads", 0), query.shape[2]
-    if keys.shape != values.shape or keys.shape[2] != kv_heads or keys.shape[3] != dim:
-        return "the caches are not [blocks, block, kv_heads, dim]"
-    if not kv_heads or query.shape[1] % kv_heads:
-        return "the kv heads do not divide the heads"
-    if choice.dense and not (keys.is_contiguous() and values.is_contiguous()):
-        return "the caches are strided views"
-    return _reason_of_features(impl, attn_metadata) or _reason_of_sizes(choice, query, keys)
-
-
-def _reason_of_features(impl: Any, attn_metadata: Any) -> str | None:
-    if getattr(impl, "sliding_window", None) is not None:
-        return "the attention has a sliding window"
-    if getattr(impl, "attn_type", "decoder") != "decoder":
+    known = getattr(impl, "__dict__", NONE)
+    for name in ABSENT:
+        if known.get(name):
+            return "the attention has a window, alibi slopes, sinks, a cap, sparsity or context parallelism"
+    if known.get("attn_type", "decoder") != "decoder":
         return "the attention is not a decoder's"
-    if getattr(impl, "alibi_slopes", None) is not None or getattr(impl, "sinks", None) is not None:
-        return "the attention has alibi slopes or sinks"
-    if getattr(impl, "logits_soft_cap", None):
-        return "the attention caps its logits"
-    if getattr(impl, "enable_hamming_sparse", False) or getattr(impl, "pcp_enabled", False):
-        return "the attention is sparse or context-parallel"
     if getattr(attn_metadata, "causal", True) is False:
         return "the attention is not causal"
-    if not isinstance(getattr(attn_metadata, "seq_lens", None), torch.Tensor):
-        return "the metadata has no seq_lens"
-    if not isinstance(getattr(attn_metadata, "block_tables", None), torch.Tensor):
-        return "the metadata has no block_tables"
-    return "a graph is being captured" if capturing() else None
+    if (
+        getattr(attn_metadata, "seq_lens", None) is None
+        or getattr(attn_metadata, "block_tables", None) is None
+    ):
+        return "the metadata has no seq_lens and block_tables"
+    if getattr(query, "dtype", None) is not BF16 or query.dim() != 3:
+        return "the query is not bf16 [tokens, heads, dim]"
+    on_cpu = query.is_cpu
+    if choice.off_cpu and on_cpu:
+        return "the query is on the CPU"
+    keys, values = known.get("key_cache"), known.get("value_cache")
+    if getattr(keys, "dtype", None) is not BF16 or getattr(values, "dtype", None) is not BF16:
+        return "there are no bf16 caches"
+    if not on_cpu and notice.capturing():
+        return "a graph is being captured"
+    return _reason_of_shapes(choice, query, keys, values, known.get("num_kv_heads"))
 
 
-def _reason_of_sizes(choice: backends.Choice, query: torch.Tensor, keys: torch.Tensor) -> str | None:
+def _reason_of_shapes(
+    choice: backends.Choice, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_heads: Any
+) -> str | None:
+    if choice.dense and not (keys.is_contiguous() and values.is_contiguous()):
+        return "the caches are strided views"
+    if keys.dim() != 4 or keys.numel() != values.numel():
+        return "the caches are not [blocks, block, kv_heads, dim]"
+    _, block, heads_of_cache, dim = keys.shape
+    _, heads, dim_of_query = query.shape
+    if heads_of_cache != kv_heads or not kv_heads or heads % kv_heads or dim != dim_of_query:
+        return "the caches do not fit the query"
     if choice.sizes is None:
         return None
-    return choice.sizes(
-        heads=query.shape[1], kv_heads=keys.shape[2], head_dim=query.shape[2], block_size=keys.shape[1]
-    )
+    return choice.sizes(heads=heads, kv_heads=kv_heads, head_dim=dim, block_size=block)
 
 
 def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any) -> bool:

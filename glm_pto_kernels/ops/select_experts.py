@@ -51,7 +51,7 @@ def _reason(
     renormalize: bool,
     topk_group: int | None,
     num_expert_group: int | None,
-    e_score_correction_bias: torch.Tensor | None,
+    bias: torch.Tensor | None,
     scoring_func: str,
 ) -> str | None:
     choice = backends.CHOICES["select_experts"]
@@ -61,18 +61,17 @@ def _reason(
         return "the scoring function is not sigmoid"
     if topk_group != 1 or num_expert_group != 1:
         return "the experts are in more groups than one"
-    bias = e_score_correction_bias
-    if not isinstance(router_logits, torch.Tensor) or not isinstance(bias, torch.Tensor):
+    if not isinstance(bias, torch.Tensor) or bias.dim() != 1:
         return "there is no score correction bias"
-    if router_logits.dim() != 2 or router_logits.dtype is not torch.float32:
-        return "the router logits are not an fp32 matrix"
-    if choice.device is not None and router_logits.device.type != choice.device:
-        return "the router logits are not on an NPU"
+    if not isinstance(router_logits, torch.Tensor) or router_logits.dtype is not torch.float32:
+        return "the router logits are not fp32"
+    if choice.off_cpu and router_logits.is_cpu:
+        return "the router logits are on the CPU"
+    if router_logits.dim() != 2:
+        return "the router logits are not a matrix"
     experts = router_logits.shape[1]
-    if bias.dim() != 1 or bias.shape[0] != experts or not 0 < top_k <= experts:
+    if bias.numel() != experts or not 0 < top_k <= experts:
         return "the bias or top_k does not fit the number of experts"
-    if bias.device != router_logits.device:
-        return "the score correction bias is on another device"
     return None if choice.sizes is None else choice.sizes(experts=experts, top_k=top_k)
 
 
@@ -235,7 +234,7 @@ def _compare(
     weights = score.gather(-1, ids)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return max(chosen.max().item(), (topk_weights - weights).abs().max().item()), TOLERANCE
+    return torch.maximum(chosen.max(), (topk_weights - weights).abs().max()).item(), TOLERANCE
 
 
 backends.declare(

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from glm_pto_kernels import backends, hardware
-from glm_pto_kernels.layers import child, has_child, parameter
+from glm_pto_kernels import backends, hardware, int8
+from glm_pto_kernels.backends import NONE
 
+BF16, INT8 = torch.bfloat16, torch.int8
 # One int8 step of the second quantisation plus one bf16 rounding, relative to the largest output.
 TOLERANCE = 2.0**-6
 
+ACTIVATIONS = ("SiluAndMul", "AscendSiluAndMul")
 _VLLM_ASCEND = hardware.installed("vllm_ascend")
 
 
@@ -44,67 +46,55 @@ def reference(
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     values, row_scale = quantise(rows)
-    # float64 holds the int32 sums exactly, and every device multiplies it.
-    total = (values.double() @ weight.double()).float()
-    return total * row_scale * scale.flatten().float()
+    return int8.matmul(values, weight).float() * row_scale * scale.flatten().float()
 
 
 def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | None:
     choice = backends.CHOICES["shared_expert"]
     if choice.native is not None:
         return choice.native
-    if not isinstance(hidden_states, torch.Tensor) or hidden_states.dim() != 2:
-        return "the hidden states are not a matrix"
-    if choice.device is not None and hidden_states.device.type != choice.device:
-        return "the hidden states are not on an NPU"
-    if hidden_states.dtype is not torch.bfloat16:
-        return "the hidden states are not bf16"
-    up, down = child(layer, "gate_up_proj"), child(layer, "down_proj")
-    w13, w2 = parameter(up, "weight"), parameter(down, "weight")
-    if not isinstance(w13, torch.Tensor) or not isinstance(w2, torch.Tensor):
-        return "the layer has no gate_up_proj and down_proj"
-    if w13.dtype is not torch.int8 or w2.dtype is not torch.int8:
-        return "the weights are not int8"
-    return _reason_of_weights(layer, hidden_states, up, down, w13, w2, whole_mlp, choice)
-
-
-def _reason_of_weights(
-    layer: Any,
-    hidden_states: torch.Tensor,
-    up: Any,
-    down: Any,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    whole_mlp: bool,
-    choice: backends.Choice,
-) -> str | None:
-    s13, s2 = parameter(up, "weight_scale"), parameter(down, "weight_scale")
-    if not isinstance(s13, torch.Tensor) or not isinstance(s2, torch.Tensor):
-        return "the weights have no weight_scale"
-    if parameter(up, "deq_scale") is not None or parameter(down, "deq_scale") is not None:
-        return "the weights are static W8A8, not dynamic"
-    hidden = hidden_states.shape[1]
-    if w13.dim() != 2 or w2.dim() != 2 or w13.shape[0] != hidden or w2.shape[1] != hidden:
-        return "the weights are not [hidden, 2 * intermediate] and [intermediate, hidden]"
-    if w13.shape[1] != 2 * w2.shape[0] or s13.numel() != w13.shape[1] or s2.numel() != hidden:
-        return "weights and scales do not fit each other"
-    if not w13.is_contiguous() or not w2.is_contiguous():
-        return "the weights are not contiguous"
-    if getattr(down, "reduce_results", True) is not False:
-        return "the down projection reduces its result over the ranks"
-    if type(child(layer, "act_fn")).__name__ not in ("SiluAndMul", "AscendSiluAndMul"):
-        return "the activation is not SiluAndMul"
-    if has_child(layer, "expert_gate"):
-        return "the shared expert has a gate of its own"
-    if has_child(up, "base_layer") or has_child(down, "base_layer"):
-        return "the layer is wrapped for LoRA"
-    if parameter(up, "bias") is not None or parameter(down, "bias") is not None:
+    parts = getattr(layer, "_modules", NONE)
+    up, down = parts.get("gate_up_proj"), parts.get("down_proj")
+    of_up, of_down = getattr(up, "_parameters", NONE), getattr(down, "_parameters", NONE)
+    w13, w2 = of_up.get("weight"), of_down.get("weight")
+    if getattr(w13, "dtype", None) is not INT8 or getattr(w2, "dtype", None) is not INT8:
+        return "the projections have no int8 weights of their own"
+    s13, s2 = of_up.get("weight_scale"), of_down.get("weight_scale")
+    if s13 is None or s2 is None or "deq_scale" in of_up or "deq_scale" in of_down:
+        return "the weights are not dynamic W8A8"
+    if of_up.get("bias") is not None or of_down.get("bias") is not None:
         return "the projections have a bias"
-    if w13.device != hidden_states.device:
-        return "the weights are on another device"
+    if getattr(down, "__dict__", NONE).get("reduce_results") is not False:
+        return "the down projection reduces its result over the ranks"
+    if type(parts.get("act_fn")).__name__ not in ACTIVATIONS:
+        return "the activation is not SiluAndMul"
+    if parts.get("expert_gate") is not None:
+        return "the shared expert has a gate of its own"
     if whole_mlp and _VLLM_ASCEND:
         return "vllm-ascend is installed and computes the shared expert itself"
-    return None if choice.sizes is None else choice.sizes(hidden=hidden, intermediate=w2.shape[0])
+    return _reason_of_shapes(choice, hidden_states, w13, w2, s13, s2)
+
+
+def _reason_of_shapes(
+    choice: backends.Choice,
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    s13: torch.Tensor,
+    s2: torch.Tensor,
+) -> str | None:
+    if getattr(hidden_states, "dtype", None) is not BF16 or hidden_states.dim() != 2:
+        return "the hidden states are not a bf16 matrix"
+    if choice.off_cpu and hidden_states.is_cpu:
+        return "the hidden states are on the CPU"
+    if w13.dim() != 2 or not w13.is_contiguous() or not w2.is_contiguous():
+        return "the weights are not contiguous matrices"
+    hidden, columns = w13.shape
+    if hidden_states.shape[1] != hidden or 2 * w2.numel() != w13.numel() or s2.numel() != hidden:
+        return "the weights are not [hidden, 2 * intermediate] and [intermediate, hidden]"
+    if s13.numel() != columns:
+        return "the weights do not have one scale a column"
+    return None if choice.sizes is None else choice.sizes(hidden=hidden, intermediate=columns // 2)
 
 
 def ffn_share_expert_quant_supported(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 import glm_pto_kernels as K
-from tests.glm_pto_kernels.stand_ins import SMALL, DecoderLayer, Sizes, glm_4_5
+from tests.glm_pto_kernels.stand_ins import SMALL, DecoderLayer, RMSNorm, Sizes, frozen, glm_4_5, glm_4_5_air
 
 TOKENS = (1, 2, 31, 32, 33, 200)
 
@@ -30,8 +35,8 @@ def native(
     total = (hidden.float() if residual is None else hidden.float() + residual.float()).to(stored)
     normed = norm(layer.input_layernorm, total).float()
     scaled = normed * qkv.aclnn_input_scale_reciprocal.float() + qkv.aclnn_input_offset.float()
-    quantised = torch.clamp(torch.round(scaled), -128, 127).to(torch.int64)
-    product = quantised @ qkv.weight.to(torch.int64) + qkv.quant_bias
+    quantised = torch.clamp(torch.round(scaled), -128, 127).double()
+    product = quantised @ qkv.weight.double() + qkv.quant_bias
     out = (product.float() * qkv.deq_scale).to(stored)
     q, k, v = out.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
     q = norm(attention.q_norm, q.reshape(-1, attention.num_heads, attention.head_dim))
@@ -75,3 +80,201 @@ def test_agrees_with_native_arithmetic(sizes: Sizes, tokens: int, with_residual:
             assert error.max() <= worst * wanted.float().abs().max(), (name, stored)
             assert error.mean() <= mean * wanted.float().abs().mean(), (name, stored)
         assert torch.equal(got[3], theirs[3])
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_4_first_layer_without_residual_returns_its_input() -> None:
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 5)
+    before = hidden.clone()
+    *_, residual = K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+    assert torch.equal(residual, hidden) and residual.data_ptr() != hidden.data_ptr()
+    assert torch.equal(hidden, before)
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_positions_turn_q_and_k_and_leave_v() -> None:
+    layer = DecoderLayer(SMALL)
+    _, hidden, residual = inputs(SMALL, 2)
+    near, far = (
+        K.attention_pre(hidden, residual, layer, layer.self_attn, torch.tensor(p)) for p in ([0, 0], [0, 9])
+    )
+    assert torch.equal(near[0][0], far[0][0]) and not torch.equal(near[0][1], far[0][1])
+    assert torch.equal(near[2], far[2])
+    rotary = SMALL.rotary
+    heads_near, heads_far = near[0].view(2, 4, 64), far[0].view(2, 4, 64)
+    assert torch.equal(heads_near[..., rotary:], heads_far[..., rotary:])
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("tokens", [1, 2, 31, 32, 33, 200])
+def test_fault_16_any_number_of_tokens_is_taken(tokens: int) -> None:
+    """Prefill and profiling steps reach the same traced graph, so there is no branch on the count."""
+    layer = DecoderLayer(SMALL)
+    positions, hidden, residual = inputs(SMALL, tokens)
+    assert K.attention_pre_supported(layer, layer.self_attn, positions, hidden)
+    q, k, v, total = K.attention_pre(hidden, residual, layer, layer.self_attn, positions)
+    assert [len(t) for t in (q, k, v, total)] == [tokens] * 4
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_no_tokens_gives_no_rows() -> None:
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 0)
+    assert [len(t) for t in K.attention_pre(hidden, None, layer, layer.self_attn, positions)] == [0] * 4
+
+
+def wrap(layer: DecoderLayer) -> None:
+    outer = torch.nn.Module()
+    outer.base_layer = layer.self_attn.qkv_proj
+    layer.self_attn.qkv_proj = outer
+
+
+def put(path: str, value: Any) -> Callable[[DecoderLayer], None]:
+    """Set an attribute of the layer, or delete it for ``...``."""
+
+    def change(layer: DecoderLayer) -> None:
+        *parents, name = path.split(".")
+        target: Any = layer
+        for parent in parents:
+            target = getattr(target, parent)
+        if value is ...:
+            delattr(target, name)
+        else:
+            setattr(target, name, value)
+
+    return change
+
+
+QKV = "self_attn.qkv_proj."
+CHANGES: dict[str, tuple[Callable[[DecoderLayer], None], str]] = {
+    "unquantised": (put(QKV + "weight", frozen(torch.zeros(256, 384).bfloat16())), "int8"),
+    "dynamic_w8a8": (put(QKV + "deq_scale", ...), "static"),
+    "no_offset": (put(QKV + "aclnn_input_offset", ...), "static"),
+    "no_scale": (put(QKV + "aclnn_input_scale_reciprocal", ...), "static"),
+    "no_quant_bias": (put(QKV + "quant_bias", ...), "static"),
+    "fault_17_flashcomm": (put(QKV + "custom_op", object()), "flashcomm"),
+    "lora": (wrap, "int8"),
+    "air_has_no_qk_norm": (put("self_attn.use_qk_norm", False), "norm"),
+    "no_q_norm": (put("self_attn.q_norm", ...), "norms"),
+    "other_head_norm": (put("self_attn.k_norm", RMSNorm(32)), "norms"),
+    "no_input_norm": (put("input_layernorm", ...), "norms"),
+    "no_rotary": (put("self_attn.rotary_emb", ...), "rotary"),
+    "interleaved_rotary": (put("self_attn.rotary_emb.is_neox_style", False), "halves"),
+    "unknown_sizes": (put("self_attn.kv_size", None), "kv_size"),
+    "other_sizes": (put("self_attn.kv_size", 128), "q_size"),
+    "transposed": (put(QKV + "weight", frozen(torch.zeros(384, 256, dtype=torch.int8).t())), "contiguous"),
+}
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("name", CHANGES)
+def test_refuses(name: str) -> None:
+    change, why = CHANGES[name]
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 2)
+    assert K.attention_pre_refusal(layer, layer.self_attn, positions, hidden) is None
+    change(layer)
+    assert K.attention_pre_supported(layer, layer.self_attn, positions, hidden) is False
+    assert why in (K.attention_pre_refusal(layer, layer.self_attn, positions, hidden) or "")
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_16_4_5v_positions_and_other_dtypes_are_refused() -> None:
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 2)
+    attention = layer.self_attn
+    assert "mrope" in (K.attention_pre_refusal(layer, attention, positions.expand(3, 2), hidden) or "")
+    assert "bf16" in (K.attention_pre_refusal(layer, attention, positions, hidden.half()) or "")
+    for unknown in (None, object(), torch.nn.Identity()):
+        assert K.attention_pre_supported(layer, unknown, positions, hidden) is False
+        assert K.attention_pre_supported(unknown, attention, positions, hidden) is False
+    assert K.attention_pre_supported(layer, attention, None, hidden) is False
+    assert K.attention_pre_supported(layer, attention, positions, None) is False
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_17_sequence_parallel_graph_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 2)
+    module = ModuleType("vllm_ascend.ascend_config")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for config, supported in (
+        (None, True),
+        (SimpleNamespace(), True),
+        (SimpleNamespace(enable_sp_by_pass=False), True),
+        (SimpleNamespace(enable_sp_by_pass=True), False),
+    ):
+        module._ASCEND_CONFIG = config  # type: ignore[attr-defined]
+        assert K.attention_pre_supported(layer, layer.self_attn, positions, hidden) is supported
+
+
+def test_fault_16_limits_of_a_kernel_refuse_other_models(environment: Callable[..., None]) -> None:
+    from glm_pto_kernels import upstream
+
+    limits = upstream.SIZES["attention_pre"]
+    for sizes, fits in ((glm_4_5(8), True), (glm_4_5(4), False), (glm_4_5_air(8), False)):
+        known = {
+            "hidden": sizes.hidden,
+            "q_size": sizes.q_size,
+            "kv_size": sizes.kv_size,
+            "head_dim": sizes.head,
+            "rotary_dim": sizes.rotary,
+        }
+        assert (limits(**known) is None) is fits
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_norm_biases_follow_vllm_ascend() -> None:
+    """After a residual add any bias counts; without one only a bias that the checkpoint had."""
+    layer = DecoderLayer(SMALL)
+    positions, hidden, residual = inputs(SMALL, 4)
+    attention = layer.self_attn
+    with_bias = K.attention_pre(hidden, residual, layer, attention, positions)
+    attention.q_norm.bias_loaded = False
+    without = K.attention_pre(hidden, residual, layer, attention, positions)
+    attention.q_norm.bias = None
+    absent = K.attention_pre(hidden, residual, layer, attention, positions)
+    assert not torch.equal(with_bias[0], without[0]) and torch.equal(without[0], absent[0])
+    assert torch.equal(with_bias[1], without[1])
+    layer.input_layernorm.bias_loaded = False
+    assert torch.equal(K.attention_pre(hidden, residual, layer, attention, positions)[1], absent[1])
+    first = K.attention_pre(hidden, None, layer, attention, positions)
+    layer.input_layernorm.bias = None
+    assert torch.equal(K.attention_pre(hidden, None, layer, attention, positions)[1], first[1])
+    del attention.k_norm.bias
+    assert K.attention_pre_supported(layer, attention, positions, hidden)
+    K.attention_pre(hidden, None, layer, attention, positions)
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_opcheck() -> None:
+    sizes = Sizes(hidden=64, heads=2, kv_heads=1, head=16, rotary=8)
+    layer = DecoderLayer(sizes)
+    attention, qkv, norm = layer.self_attn, layer.self_attn.qkv_proj, layer.input_layernorm
+    _, hidden, residual = inputs(sizes, 3)
+    cos, sin = torch.randn(3, 1, 4).bfloat16(), torch.randn(3, 1, 4).bfloat16()
+    for before, bias in ((residual, norm.bias), (None, None)):
+        torch.library.opcheck(
+            torch.ops.glm_pto.attention_pre.default,
+            (
+                hidden,
+                before,
+                norm.weight,
+                bias,
+                qkv.aclnn_input_scale_reciprocal,
+                qkv.aclnn_input_offset,
+                qkv.weight,
+                qkv.quant_bias,
+                qkv.deq_scale,
+                attention.q_norm.weight,
+                None if bias is None else attention.q_norm.bias,
+                attention.k_norm.weight,
+                None,
+                cos,
+                sin,
+                32,
+                16,
+                1e-5,
+            ),
+        )

@@ -1,0 +1,65 @@
+"""``GLM_PTO_CHECK``: the reference beside a kernel, the largest difference logged, too large a one raised.
+
+``1`` checks the first call with each set of shapes, ``all`` every call. It works for every backend. It copies
+nothing and waits for the device, so it is for bringing a kernel in, not for production; captured graphs are
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from glm_pto_kernels import notice
+
+
+class CheckError(RuntimeError):
+    """A kernel's result differs from the reference by more than the operator's tolerance."""
+
+
+def mode() -> str:
+    """The setting: "", "1" or "all". Raises ValueError for anything else."""
+    word = os.environ.get("GLM_PTO_CHECK", "").strip().lower()
+    if word in ("", "0"):
+        return ""
+    if word in ("1", "all"):
+        return word
+    raise ValueError(
+        f"GLM_PTO_CHECK={word!r}: use 1 (first call with each set of shapes) or all (every call)"
+    )
+
+
+def checked(
+    operator: str,
+    backend: str,
+    kernel: Callable[..., Any],
+    compare: Callable[..., tuple[float, float]],
+    every_call: bool,
+) -> Callable[..., None]:
+    """``kernel`` with the comparison after it."""
+    seen: set[tuple[Any, ...]] = set()
+
+    def call(*arguments: Any) -> None:
+        kernel(*arguments)
+        shapes = tuple(tuple(a.shape) if hasattr(a, "shape") else a for a in arguments)
+        if (shapes in seen and not every_call) or notice.capturing():
+            return
+        seen.add(shapes)
+        difference, allowed = compare(*arguments)
+        notice.logger().info(
+            "%s: largest difference of the %s backend from the reference %.3g, allowed %.3g",
+            operator,
+            backend,
+            difference,
+            allowed,
+        )
+        if math.isnan(difference) or difference > allowed:
+            raise CheckError(
+                f"{operator}: the {backend} backend differs from the reference by {difference:.3g}, "
+                f"allowed are {allowed:.3g}, for {notice.shapes_of(arguments)}; "
+                f"GLM_PTO_DISABLE={operator} keeps native code"
+            )
+
+    return call

@@ -1,0 +1,157 @@
+"""select_experts: against a loop over tokens, scaling, ties, foreign models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import glm_pto_kernels as K
+from glm_pto_kernels.ops import select_experts as op
+from tests.glm_pto_kernels.stand_ins import Sizes, glm_4_5, glm_4_5_air
+
+TOKENS = (1, 2, 31, 32, 33, 200)
+
+
+def native(
+    logits: torch.Tensor, bias: torch.Tensor, top_k: int, renormalize: bool
+) -> tuple[list[Any], list[Any]]:
+    """Token by token, in float64 and Python."""
+    weights, ids = [], []
+    for row in logits.double():
+        score = 1 / (1 + torch.exp(-row))
+        order = sorted(range(len(row)), key=lambda e: -(score[e] + bias[e]).item())[:top_k]
+        chosen = [score[e].item() for e in order]
+        weights.append([w / sum(chosen) if renormalize else w for w in chosen])
+        ids.append(order)
+    return weights, ids
+
+
+@pytest.mark.usefixtures("torch_backend", "nan_filled")
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("sizes", [glm_4_5(), glm_4_5_air()], ids=["glm_4_5", "air"])
+def test_equals_a_loop_over_tokens(sizes: Sizes, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    logits, bias = torch.randn(tokens, sizes.experts), 0.3 * torch.randn(sizes.experts)
+    assert K.select_experts_refusal(logits, 8, True, 1, 1, bias, scoring_func="sigmoid") is None
+    weights, ids = K.select_experts(logits, 8, True, 1, 1, bias)
+    wanted_weights, wanted_ids = native(logits, bias, 8, True)
+    assert ids.tolist() == wanted_ids
+    torch.testing.assert_close(weights, torch.tensor(wanted_weights), rtol=1e-5, atol=1e-6)
+    assert weights.dtype == torch.float32 and ids.dtype == torch.int32
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_12_scaling_is_applied_as_the_matched_call_says() -> None:
+    logits, bias = torch.randn(5, 160), torch.zeros(160)
+    plain, _ = K.select_experts(logits, 8, True, 1, 1, bias)
+    scaled, _ = K.select_experts(logits, 8, True, 1, 1, bias, routed_scaling_factor=2.5)
+    torch.testing.assert_close(scaled, 2.5 * plain)
+    raw, _ = K.select_experts(logits, 8, False, 1, 1, bias)
+    torch.testing.assert_close(plain, raw / raw.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"scoring_func": "softmax"}, "sigmoid"),
+        ({}, "sigmoid"),
+        ({"scoring_func": "sigmoid", "num_expert_group": 8, "topk_group": 4}, "groups"),
+        ({"scoring_func": "sigmoid", "num_expert_group": None, "topk_group": None}, "groups"),
+        ({"scoring_func": "sigmoid", "e_score_correction_bias": None}, "bias"),
+        ({"scoring_func": "sigmoid", "e_score_correction_bias": torch.zeros(128)}, "number of experts"),
+        ({"scoring_func": "sigmoid", "router_logits": torch.zeros(4, 160).bfloat16()}, "fp32"),
+        ({"scoring_func": "sigmoid", "router_logits": None}, "fp32"),
+        ({"scoring_func": "sigmoid", "top_k": 161}, "number of experts"),
+    ],
+    ids=[
+        "softmax",
+        "scoring_not_said",
+        "deepseek_groups",
+        "no_groups",
+        "no_bias",
+        "bias_of_other_size",
+        "bf16_logits",
+        "no_logits",
+        "top_k_too_large",
+    ],
+)
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_12_foreign_models_stay_native(changes: dict[str, Any], why: str) -> None:
+    call: dict[str, Any] = {
+        "router_logits": torch.zeros(4, 160),
+        "top_k": 8,
+        "renormalize": True,
+        "topk_group": 1,
+        "num_expert_group": 1,
+        "e_score_correction_bias": torch.zeros(160),
+        **changes,
+    }
+    assert K.select_experts_supported(**call) is False
+    assert why in (K.select_experts_refusal(**call) or "")
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fault_13_bias_of_any_dtype_chooses_the_same(dtype: torch.dtype) -> None:
+    logits = torch.randn(33, 160)
+    bias = (torch.randn(160) / 4).to(dtype)
+    assert K.select_experts_supported(logits, 8, True, 1, 1, bias, scoring_func="sigmoid")
+    weights, ids = K.select_experts(logits, 8, True, 1, 1, bias)
+    wide_weights, wide_ids = K.select_experts(logits, 8, True, 1, 1, bias.float())
+    assert torch.equal(ids, wide_ids) and torch.equal(weights, wide_weights)
+
+
+def test_fault_13_an_fp32_bias_reaches_the_kernel_as_it_is(environment: Callable[..., None]) -> None:
+    seen = []
+    environment()
+    K.register("select_experts", lambda *arguments: seen.append(arguments[5]))
+    bias = torch.randn(160)
+    K.select_experts(torch.randn(2, 160), 8, True, 1, 1, bias)
+    assert torch.equal(seen[0], bias) and seen[0].dtype == torch.float32
+
+
+def test_groups_of_the_reference_follow_the_formula() -> None:
+    logits, bias = torch.randn(40, 16, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
+    weights, ids = op.reference(logits, 4, True, 2, 4, bias)
+    for row, chosen in zip(logits, ids, strict=True):
+        choice = row.sigmoid() + bias
+        groups = choice.view(4, 4).max(-1).values.topk(2).indices.tolist()
+        allowed = [e for e in range(16) if e // 4 in groups]
+        assert chosen.tolist() == sorted(allowed, key=lambda e: -choice[e].item())[:4]
+    assert weights.dtype == torch.float64
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_no_tokens_and_strided_logits() -> None:
+    bias = torch.zeros(160)
+    weights, ids = K.select_experts(torch.zeros(0, 160), 8, True, 1, 1, bias)
+    assert weights.shape == ids.shape == (0, 8)
+    wide = torch.randn(8, 320)
+    strided = wide[::2, ::2]
+    for ours, dense in zip(
+        K.select_experts(strided, 8, True, 1, 1, bias),
+        K.select_experts(strided.contiguous(), 8, True, 1, 1, bias),
+        strict=True,
+    ):
+        assert torch.equal(ours, dense)
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_opcheck() -> None:
+    sample = (torch.randn(4, 32), 8, True, 1, 1, torch.randn(32), 2.5)
+    torch.library.opcheck(torch.ops.glm_pto.select_experts.default, sample)
+
+
+def test_compare_takes_ties_in_any_order_and_finds_wrong_ids() -> None:
+    logits, bias = torch.zeros(3, 32), torch.zeros(32)
+    weights, ids = torch.full((3, 4), 0.25), torch.tensor([[9, 3, 1, 0]] * 3, dtype=torch.int32)
+    difference, allowed = op._compare(logits, 4, True, 1, 1, bias, weights, ids)
+    assert difference <= allowed
+    logits[:, 20] = 1.0
+    difference, allowed = op._compare(logits, 4, True, 1, 1, bias, weights, ids)
+    assert difference > allowed
+    ids[0, 0] = 32
+    assert op._compare(logits, 4, True, 1, 1, bias, weights, ids)[0] == float("inf")

@@ -1,0 +1,130 @@
+"""shared_expert: against vllm-ascend's arithmetic spelled out, conditions, dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import glm_pto_kernels as K
+from glm_pto_kernels.ops import shared_expert as op
+from tests.glm_pto_kernels.stand_ins import SMALL, RMSNorm, SharedExpert, Sizes, frozen, glm_4_5, glm_4_5_air
+
+TOKENS = (1, 2, 31, 32, 33, 200)
+
+
+def native(layer: SharedExpert, hidden: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+    """Dynamic quantisation, int8 product, dequantisation, SwiGLU, and again; ``stored`` is kept between."""
+
+    def linear(rows: torch.Tensor, projection: torch.nn.Module) -> torch.Tensor:
+        top = rows.float().abs().max(dim=-1, keepdim=True).values
+        quantised = torch.round(rows.float() * (127.0 / top)).double()
+        product = quantised @ projection.weight.double()
+        return (product * (top / 127.0) * projection.weight_scale.double()).to(stored)
+
+    return linear(layer.act_fn(linear(hidden, layer.gate_up_proj)), layer.down_proj).bfloat16()
+
+
+@pytest.mark.usefixtures("torch_backend", "nan_filled")
+@pytest.mark.parametrize(
+    ("sizes", "tokens"),
+    [
+        *((SMALL, n) for n in TOKENS),
+        *((glm_4_5(tp), 33) for tp in (4, 8, 16)),
+        (glm_4_5(1), 2),
+        (glm_4_5_air(), 33),
+    ],
+    ids=str,
+)
+def test_agrees_with_native_arithmetic(sizes: Sizes, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    layer, hidden = SharedExpert(sizes), torch.randn(tokens, sizes.hidden).bfloat16()
+    assert K.ffn_share_expert_quant_refusal(layer, hidden) is None
+    got = K.ffn_share_expert_quant(layer, hidden)
+    assert got.dtype == torch.bfloat16 and got.shape == hidden.shape
+    # Values between two int8 steps fall either way (fp32), more of them after a bf16 rounding.
+    for stored, worst, mean in ((torch.float32, 0.02, 4e-3), (torch.bfloat16, 0.04, 0.02)):
+        wanted = native(layer, hidden, stored).float()
+        error = (got.float() - wanted).abs()
+        assert error.max() <= worst * wanted.abs().max(), stored
+        assert error.mean() <= mean * wanted.abs().mean(), stored
+
+
+@pytest.mark.usefixtures("torch_backend", "nan_filled")
+def test_a_row_of_zeros_gives_zeros() -> None:
+    hidden = torch.randn(3, SMALL.hidden).bfloat16()
+    hidden[1] = 0
+    assert torch.equal(
+        K.ffn_share_expert_quant(SharedExpert(SMALL), hidden)[1], torch.zeros(SMALL.hidden).bfloat16()
+    )
+
+
+def broken(change: Callable[[SharedExpert], None]) -> SharedExpert:
+    layer = SharedExpert(SMALL)
+    change(layer)
+    return layer
+
+
+def wrap(layer: SharedExpert) -> None:
+    outer = torch.nn.Module()
+    outer.base_layer = layer.gate_up_proj
+    layer.gate_up_proj = outer
+
+
+CHANGES: dict[str, tuple[Callable[[SharedExpert], None], str]] = {
+    "unquantised": (lambda m: setattr(m.down_proj, "weight", frozen(torch.zeros(48, 256))), "int8"),
+    "static_w8a8": (lambda m: setattr(m.down_proj, "deq_scale", frozen(torch.zeros(256))), "dynamic"),
+    "no_scale": (lambda m: delattr(m.gate_up_proj, "weight_scale"), "dynamic"),
+    "bias": (lambda m: setattr(m.down_proj, "bias", frozen(torch.zeros(256))), "bias"),
+    "fault_10_dense_layer_reduces": (lambda m: setattr(m.down_proj, "reduce_results", True), "reduces"),
+    "reduce_results_unknown": (lambda m: delattr(m.down_proj, "reduce_results"), "reduces"),
+    "other_activation": (lambda m: setattr(m, "act_fn", torch.nn.GELU()), "SiluAndMul"),
+    "qwen3_next_expert_gate": (lambda m: setattr(m, "expert_gate", torch.nn.Linear(4, 1)), "gate of its own"),
+    "lora": (wrap, "int8"),
+    "transposed": (
+        lambda m: setattr(m.gate_up_proj, "weight", frozen(torch.zeros(96, 256, dtype=torch.int8).t())),
+        "contiguous",
+    ),
+    "scales_of_other_size": (
+        lambda m: setattr(m.gate_up_proj, "weight_scale", frozen(torch.zeros(95))),
+        "one scale",
+    ),
+    "other_hidden": (
+        lambda m: setattr(m.gate_up_proj, "weight", frozen(torch.zeros(128, 192, dtype=torch.int8))),
+        "intermediate",
+    ),
+}
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("name", CHANGES)
+def test_refuses(name: str) -> None:
+    change, why = CHANGES[name]
+    layer, hidden = broken(change), torch.zeros(2, SMALL.hidden).bfloat16()
+    assert K.ffn_share_expert_quant_supported(layer, hidden) is False
+    assert why in (K.ffn_share_expert_quant_refusal(layer, hidden) or "")
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("layer", [None, object(), torch.nn.Identity(), RMSNorm(8)], ids=repr)
+def test_an_unknown_layer_is_refused_without_an_exception(layer: object) -> None:
+    assert K.ffn_share_expert_quant_supported(layer, torch.zeros(2, 256).bfloat16()) is False
+    assert K.ffn_share_expert_quant_supported(SharedExpert(SMALL), None) is False
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_the_whole_mlp_stays_native_beside_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, hidden = SharedExpert(SMALL), torch.zeros(2, SMALL.hidden).bfloat16()
+    assert K.ffn_share_expert_quant_supported(layer, hidden, whole_mlp=True)
+    monkeypatch.setattr(op, "_VLLM_ASCEND", True)
+    assert K.ffn_share_expert_quant_supported(layer, hidden)
+    assert "itself" in (K.ffn_share_expert_quant_refusal(layer, hidden, whole_mlp=True) or "")
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_opcheck() -> None:
+    layer = SharedExpert(Sizes(hidden=64, intermediate=16))
+    up, down = layer.gate_up_proj, layer.down_proj
+    sample = (torch.randn(3, 64).bfloat16(), up.weight, up.weight_scale, down.weight, down.weight_scale)
+    torch.library.opcheck(torch.ops.glm_pto.shared_expert.default, sample)
