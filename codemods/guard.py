@@ -88,19 +88,35 @@ def find(source: Source) -> list[Guard]:
     if not marked:
         return []
     found = []
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.If) and (marker := marked.pop(node.lineno - 1, None)):
-            found.append(_inspect(source, node, marker))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
-            for line in range(node.lineno - 1, node.end_lineno or node.lineno):
-                if line != (node.end_lineno or 0) - 1:
-                    marked.pop(line, None)
     for line, marker in marked.items():
-        fault = "the marker no longer stands on the `if` that it was written on"
-        found.append(
-            Guard(marker["site"], line, line + 1, line + 1, indent_of(source.lines[line]), (), fault)
-        )
+        node = _innermost(source.tree, line + 1)
+        if isinstance(node, ast.If) and node.lineno == line + 1:
+            found.append(_inspect(source, node, marker))
+        elif node is None or not _in_string(node, line + 1):
+            fault = "the marker no longer stands on the `if` that it was written on"
+            indent = indent_of(source.lines[line])
+            found.append(Guard(marker["site"], line, line + 1, line + 1, indent, (), fault))
     return sorted(found, key=lambda g: g.header)
+
+
+def _innermost(node: ast.AST, line: int) -> ast.stmt | None:
+    """The innermost statement that a line belongs to."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, None) or ():
+            owner = child.pattern if isinstance(child, ast.match_case) else child
+            last = child.body[-1].end_lineno if isinstance(child, ast.match_case) else child.end_lineno
+            if owner.lineno <= line <= (last or 0):
+                inner = _innermost(child, line)
+                return inner or (child if isinstance(child, ast.stmt) else None)
+    return None
+
+
+def _in_string(node: ast.stmt, line: int) -> bool:
+    """Does the line end inside a string of the statement?"""
+    return any(
+        isinstance(n, (ast.Constant, ast.JoinedStr)) and n.lineno <= line < (n.end_lineno or 0)
+        for n in ast.walk(node)
+    )
 
 
 def _inspect(source: Source, node: ast.If, marker: re.Match[str]) -> Guard:
