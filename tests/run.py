@@ -42,7 +42,7 @@ REQUIREMENTS = (
 )
 
 # What each tier selects. "ci" is the default: everything that has a representative part, nothing thorough.
-QUICK = "not (thorough or all_releases or crash or pypto_thorough or gpu)"
+QUICK = "not (thorough or all_releases or crash or pypto_thorough or gpu or docs)"
 TIERS: dict[str, list[str]] = {
     "quick": ["-m", f"{QUICK} and not (real_vllm or real_ascend or pypto or interpret)"],
     "ci": ["-m", QUICK],
@@ -53,6 +53,7 @@ TIERS: dict[str, list[str]] = {
     "real-ascend": ["-m", "real_ascend"],
     "pypto": ["-m", "pypto or pypto_thorough"],
     "gpu": ["-m", "gpu"],
+    "docs": ["-m", "docs"],
 }
 LINTED = ("quick", "ci")
 
