@@ -72,8 +72,9 @@ class Commands(click.Group):
 def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
         from glm_pto import __version__
+        from glm_pto.cli.report import Report
 
-        click.echo(f"glm-pto {__version__}")
+        Report("").line(f"glm-pto {__version__}")
         ctx.exit()
 
 

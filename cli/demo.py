@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from glm_pto.cli import options
+from glm_pto.codemods.findings import UsageError, WriteFailure
 
 if TYPE_CHECKING:
     from glm_pto.cli.report import Report
@@ -61,10 +62,18 @@ def command(report: Report, release: str | None, keep: Path | None) -> int:
     downloaded, and nothing outside a temporary folder is touched.
     """
     with nullcontext(str(keep)) if keep else tempfile.TemporaryDirectory(prefix="glm-pto-") as folder:
-        root = Path(folder, TREE)
-        root.mkdir(parents=True)
+        root = new(Path(folder, TREE))
         fetch(root, release) if release else write(root)
         return play(report, root, kept=keep is not None)
+
+
+def new(root: Path) -> Path:
+    """Make the folder; what stands there already is never touched."""
+    try:
+        root.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{root}: {error.strerror}; name a new folder with --keep") from None
+    return root
 
 
 def play(report: Report, root: Path, *, kept: bool) -> int:
@@ -116,7 +125,6 @@ def write(root: Path) -> None:
 def fetch(root: Path, release: str) -> None:
     """The released packages themselves, as copies that may be edited."""
     from glm_pto.cli.fetch import FetchError, pair
-    from glm_pto.codemods.findings import WriteFailure
 
     try:
         pair(PAIRS[release], release, root)

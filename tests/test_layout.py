@@ -1,0 +1,172 @@
+"""The rules that CONTRIBUTING names: who imports whom, who prints, one stem per operator, sizes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glm_pto.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PARTS = {name: sorted((ROOT / name).rglob("*.py")) for name in ("cli", "codemods", "glm_pto_kernels")}
+MODULES = [path for paths in PARTS.values() for path in paths]
+
+#: What a part may import when it is loaded, beside the standard library and itself.
+AT_IMPORT = {
+    "cli": {"click", "rich", "glm_pto", "glm_pto.codemods"},
+    "codemods": {"libcst", "glm_pto"},
+    "glm_pto_kernels": {"torch"},
+}
+#: What it may import later, inside a function. Nobody else's names may appear at all.
+LATER = {
+    "cli": {"click", "rich", "glm_pto", "glm_pto.codemods", "glm_pto_kernels", "torch", "pip"},
+    "codemods": {"libcst"},
+    "glm_pto_kernels": {
+        "torch",
+        "pypto",
+        "triton",
+        "torch_npu",
+        "vllm",
+        "vllm_ascend",
+        "wallx_csrc",
+        "numpy",
+    },
+}
+#: Run as a program of its own, in another Python: it has nobody else to print for it.
+PROGRAMS = {"cli/registry.py"}
+MODULE_LINES, FUNCTION_LINES, COMMAND_LINES = 300, 45, 30
+KERNEL_BODIES = {"pypto", "wallx"}
+DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "core", "base"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every imported module and whether the import runs when the module is loaded."""
+    tree = ast.parse(path.read_bytes())
+    late = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _for_types(node)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node not in late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node not in late
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def allowed(part: str, module: str, at_import: bool) -> bool:
+    top = module.partition(".")[0]
+    own = f"glm_pto.{part}" if part != "glm_pto_kernels" else part
+    if top in sys.stdlib_module_names or module == own or module.startswith(f"{own}."):
+        return True
+    names = AT_IMPORT[part] if at_import else LATER[part]
+    if top == "glm_pto":
+        return any(module == n or module.startswith(f"{n}.") for n in names if n != "glm_pto") or (
+            module == "glm_pto" and "glm_pto" in names
+        )
+    return top in names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_imports_go_one_way(path: Path) -> None:
+    part = path.relative_to(ROOT).parts[0]
+    assert [m for m, at_import in imports(path) if not allowed(part, m, at_import)] == []
+
+
+@pytest.mark.parametrize(
+    ("part", "module", "at_import"),
+    [
+        ("codemods", "glm_pto_kernels", False),
+        ("codemods", "torch", False),
+        ("codemods", "glm_pto.cli.report", False),
+        ("glm_pto_kernels", "libcst", False),
+        ("glm_pto_kernels", "pypto", True),
+        ("glm_pto_kernels", "glm_pto.codemods", False),
+        ("cli", "torch", True),
+    ],
+)
+def test_the_rule_forbids(part: str, module: str, at_import: bool) -> None:
+    assert not allowed(part, module, at_import)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_only_the_report_prints(path: Path) -> None:
+    if name(path) in {"cli/report.py", *PROGRAMS}:
+        return
+    found = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("print", "click.echo", "click.secho") or called.startswith(
+                ("sys.stdout.", "sys.stderr.")
+            ):
+                found.append(f"line {node.lineno}: {called}")
+    assert found == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_modules_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MODULE_LINES
+    assert path.stem not in DRAWERS
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and not KERNEL_BODIES & set(path.parts):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_options_one_call_and_a_report(command: str) -> None:
+    tree = ast.parse((ROOT / "cli" / f"{command}.py").read_bytes())
+    (function,) = (n for n in tree.body if getattr(n, "name", "") == "command")
+    assert isinstance(function, ast.FunctionDef)
+    assert (function.end_lineno or 0) - function.lineno + 1 <= COMMAND_LINES
+
+
+def stems(folder: str, prefix: str = "") -> set[str]:
+    found = {p.stem.removeprefix(prefix) for p in (ROOT / folder).glob(f"{prefix}*.py")}
+    return {stem for stem in found if not stem.startswith("_") and stem != "conftest"}
+
+
+def test_every_recipe_has_an_operator_and_both_have_tests() -> None:
+    sites = stems("codemods/recipes") - {"wallx_backend"}
+    assert sites == stems("glm_pto_kernels/ops")
+    assert sites <= stems("tests/codemods/recipes", "test_")
+    assert sites <= stems("tests/glm_pto_kernels/ops", "test_")
+    assert stems("glm_pto_kernels/pypto") & sites <= stems("tests/glm_pto_kernels/pypto", "test_") | sites
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("glm_pto", ("glm_pto.codemods", "libcst", "click", "torch")),
+        ("glm_pto.codemods", ("torch", "libcst", "click")),
+        ("glm_pto.codemods.operations", ("torch", "libcst", "rich", "click")),
+        ("glm_pto.cli", ("torch", "libcst", "rich", "glm_pto.codemods")),
+        ("glm_pto_kernels", ("libcst", "pypto", "triton.language", "vllm", "glm_pto", "rich")),
+    ],
+)
+def test_importing_loads_nothing_that_is_not_its_own(module: str, absent: tuple[str, ...]) -> None:
+    check = (
+        f"import sys, {module}; found = [m for m in {absent!r} if m in sys.modules]; assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_the_two_links_lead_to_the_folders() -> None:
+    for part in ("cli", "codemods"):
+        assert (ROOT / "glm_pto" / part).readlink() == Path("..", part)
