@@ -10,9 +10,10 @@ import ast
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, kernels, recipes, scope, signatures, source, trees
+from glm_pto.codemods import edit, guard, kernels, recipes, scope, signatures, source, state, trees
 from glm_pto.codemods.findings import UsageError
 from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.source import Source, Unreadable
@@ -22,6 +23,7 @@ MARK = b"  # glm-pto: "
 #: What is proved of every guard, with the words for it.
 CHECKS = {
     "program": "without the guard the file is the original program (syntax trees compared)",
+    "bytes": "without the guard the file has the bytes that it had before the first apply",
     "names": "every name that the guard uses is bound there, and nothing that is read later is left unset",
     "call": "the operator layer has the function, and it takes these arguments",
     "compiles": "the target's Python compiles the file",
@@ -47,9 +49,11 @@ def verify(targets: Sequence[str | Path] = (), *, python: Path | None = None) ->
     for tree in trees.find(targets, python):
         layer = kernels.find(tree.root, (), trees.search_path(python) if python else None)
         folder = None if layer is None else layer.folder
+        record = state.load(tree.root).record
         for package in tree.packages:
             for path in _files(package.path):
-                found += _file(tree.root, path, folder, python)
+                known = record.files.get(path.relative_to(tree.root).as_posix()) if record else None
+                found += _file(tree.root, path, folder, known.before if known else None, python)
     if not found:
         raise UsageError("there is no guard to verify in these trees; run `glm-pto apply` first")
     return tuple(found)
@@ -61,7 +65,9 @@ def _files(package: Path) -> list[Path]:
     return sorted(path for name in names if (path := package / name).is_file())
 
 
-def _file(root: Path, path: Path, layer: Path | None, python: Path | None) -> list[Check]:
+def _file(
+    root: Path, path: Path, layer: Path | None, original: str | None, python: Path | None
+) -> list[Check]:
     name = path.relative_to(root).as_posix()
     data = path.read_bytes()
     if MARK not in data:
@@ -73,7 +79,12 @@ def _file(root: Path, path: Path, layer: Path | None, python: Path | None) -> li
     guards = guard.find(file)
     if not guards:
         return []
-    common = {"program": _program(file, edit.strip(file)), "compiles": _compiles(file, python)}
+    stripped = edit.strip(file)
+    common = {
+        "program": _program(file, stripped),
+        "bytes": _bytes(stripped, original),
+        "compiles": _compiles(file, python),
+    }
     found = []
     for one in guards:
         results = (
@@ -93,6 +104,14 @@ def _program(file: Source, stripped: Source) -> Outcome:
     left = ast.dump(_Without(file).visit(ast.parse(file.data)))
     right = ast.dump(stripped.tree)
     return (True, "") if left == right else (False, "the trees differ: the file holds more than the guards")
+
+
+def _bytes(stripped: Source, original: str | None) -> Outcome:
+    if original is None:
+        return None, "the bytes from before the first apply are not recorded"
+    if sha256(stripped.data).hexdigest() == original:
+        return True, ""
+    return None, "the file was edited outside of the guards since apply; those edits are not judged"
 
 
 def _compiles(file: Source, python: Path | None) -> Outcome:

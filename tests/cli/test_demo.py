@@ -45,13 +45,13 @@ def test_a_release_that_cannot_be_had_is_a_failure_in_words(run, monkeypatch) ->
 @pytest.mark.trees
 @pytest.mark.parametrize("release", sorted(demo.PAIRS))
 def test_the_whole_job_on_a_released_pair(run, process, released, release: str) -> None:
-    """All five sites, 20 proofs, every file of both packages back to the byte."""
+    """All five sites, 25 proofs, every file of both packages back to the byte."""
     for name, version in (("vllm", release), ("vllm-ascend", demo.PAIRS[release])):
         released(name, version)
     shown = process("demo", "--release", release)
     assert (shown.returncode, shown.stderr) == (0, "")
     lines = shown.stdout.splitlines()
     assert "glm-pto apply: exit=0 action=applied trees=1 applied=5" in lines
-    assert "glm-pto verify: exit=0 proved=20" in lines
+    assert "glm-pto verify: exit=0 proved=25" in lines
     assert "glm-pto revert: exit=0 action=reverted trees=1 reverted=5" in lines
     assert lines[-1].endswith(" restored=true")
