@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from glm_pto.cli import fetch
@@ -76,10 +77,8 @@ def main() -> int:
     operators = tuple(r for r in recipes.load() if all(p.package != "wall_x" for p in r.places))
     with tempfile.TemporaryDirectory() as folder:
         root = fetch.pair("0.12.0rc1", "0.12.0", Path(folder, "tree"))
-        times = {
-            n: cpu(lambda n=n: survey(root, tuple(with_forms(r, n) for r in operators)), rounds)
-            for n in (1, 10, 100)
-        }  # type: ignore[misc]
+        many = {n: tuple(with_forms(r, n) for r in operators) for n in (1, 10, 100)}
+        times = {n: cpu(partial(survey, root, chosen), rounds) for n, chosen in many.items()}
         print("survey of the pair by number of forms")
         for factor, spent in times.items():
             count = sum(len(p.forms) for r in operators for p in r.places) * factor
@@ -90,13 +89,9 @@ def main() -> int:
         base = 0.0
         print("survey and edit of one file by its length")
         for factor in (1, 2, 4):
-            file.write_text(
-                original
-                + "\n".join([original[original.index("class ") :]] * (factor - 1)).replace(
-                    "class Glm4", "class More"
-                )
-            )
-            spent = cpu(lambda: edit_gate(root, file), rounds)
+            more = original[original.index("class ") :].replace("class Glm4", "class More")
+            file.write_text("\n".join([original, *[more] * (factor - 1)]))
+            spent = cpu(partial(edit_gate, root, file), rounds)
             base = base or spent
             print(f"  {factor * len(original):7d} bytes  {spent:7.1f} ms CPU  ratio {spent / base:.2f}")
     worst = times[10] / times[1]

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from glm_pto.codemods import operations, recipes, trees
-from glm_pto.codemods.findings import State
+from glm_pto.codemods.findings import Options, State
+from glm_pto.codemods.prepare import Prepared, prepare_apply
 from glm_pto.codemods.recipe import Form, Recipe
-from glm_pto.codemods.survey import Options
 
 from .conftest import LightTree
 from .mutate import MUTATIONS, Mutant, Target, Unfit, Verdict
@@ -83,9 +83,9 @@ def values(form: Form, guard: ast.If) -> frozenset[str]:
     return frozenset(ours) if "$" in form.site else frozenset()
 
 
-def prepare(root: Path, recipe: Recipe) -> operations.Prepared:
+def prepare(root: Path, recipe: Recipe) -> Prepared:
     (tree,) = trees.find([root])
-    return operations.prepare_apply(tree, [recipe], Options(), check_layer=False)
+    return prepare_apply(tree, [recipe], Options(), check_layer=False)
 
 
 def guards(tree: ast.Module) -> list[ast.If]:
