@@ -52,10 +52,12 @@ def hold(folders: disk.Folders, wait: float = WAIT) -> Iterator[int]:
     finally:
         # All is decided. What cannot be removed now is removed by the next command, and the lock goes with
         # its descriptor, which Linux frees also where close fails.
-        with suppress(OSError):
-            tidy(folders, control)
-        with suppress(OSError):
-            os.close(handle)
+        try:
+            with suppress(OSError):
+                tidy(folders, control)
+        finally:
+            with suppress(OSError):
+                os.close(handle)
 
 
 def tidy(folders: disk.Folders, control: int) -> None:

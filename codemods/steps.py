@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from glm_pto.codemods import bytecode, disk, journal, seal, state, target
 from glm_pto.codemods.findings import FileChange, Refusal
@@ -82,9 +83,7 @@ def _look(folders: disk.Folders, change: FileChange, moment: int) -> Step:
 
 def _check_free(folders: disk.Folders, spot: target.Spot) -> None:
     """A file to create must not exist, and the folder that takes it must be writable."""
-    place = spot.parent
-    while not os.path.lexists(place):
-        place = place.parent
+    place = _existing(spot.parent)
     try:
         folder = folders.open(place)
     except NotADirectoryError:
@@ -94,6 +93,17 @@ def _check_free(folders: disk.Folders, spot: target.Spot) -> None:
         raise Refusal(problem)
     if place == spot.parent and disk.find(folder, spot.name) is not None:
         raise Refusal(f"{spot.real}: exists already and is not ours; move it away or rename it")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    for place in (folder, *folder.parents):
+        try:
+            place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return place
+    raise FileNotFoundError(str(folder))
 
 
 def _compiled(item: bytecode.Compiled) -> Step:

@@ -61,16 +61,22 @@ def commit(
     where something stands in the way before the first write (a file that is not as the plan read it or is
     read-only, a link into a cache, another run) and `WriteFailure` after a failure, rolled back.
     """
-    with disk.Folders(root) as folders, _failing(folders, "writing"), lock.hold(folders, wait) as control:
-        recovery = settle.settle(folders, control)
-        todo, notes = steps.prepare(folders, changes)
-        named = [(step.spot.path, step.look.mode, step.change) for step in todo if step.change]
-        record = state.merge(state.load(folders.root).record, named, versions, tool, survey)
-        todo += steps.remember(folders, record)
-        if todo:
-            notes += _carry_out(folders, control, todo)
-    changed = tuple(step.spot.real for step in todo if not step.entry.loose and not step.spot.ours)
-    return Outcome(changed, tuple(notes), recovery)
+    outcome: Outcome | None = None
+    try:
+        with disk.Folders(root) as folders, _failing(folders, "writing"), lock.hold(folders, wait) as control:
+            recovery = settle.settle(folders, control)
+            todo, notes = steps.prepare(folders, changes)
+            named = [(step.spot.path, step.look.mode, step.change) for step in todo if step.change]
+            record = state.merge(state.load(folders.root).record, named, versions, tool, survey)
+            todo += steps.remember(folders, record)
+            if todo:
+                notes += _carry_out(folders, control, todo)
+            changed = tuple(step.spot.real for step in todo if step.change)
+            outcome = Outcome(changed, tuple(notes), recovery)
+    except KeyboardInterrupt:
+        if outcome is None:
+            raise
+    return outcome
 
 
 def _unsettled(folders: disk.Folders) -> bool:
@@ -176,11 +182,17 @@ def _failing(folders: disk.Folders, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        home = folders.root / target.CONTROL
-        open_ = (home / journal.OPEN).exists() or (home / journal.DONE).exists()
         rest = (
-            "and undoing it failed too; the next command finishes that"
-            if open_
+            "undoing it failed too, so the next command does that"
+            if _left_open(folders)
             else "every file is as it was before"
         )
         raise WriteFailure(f"{folders.root}: {doing} failed ({error}); {rest}") from error
+
+
+def _left_open(folders: disk.Folders) -> bool:
+    """Is there a journal still? Also where the disk does not even tell that."""
+    try:
+        return any((folders.root / target.CONTROL / name).exists() for name in (journal.OPEN, journal.DONE))
+    except OSError:
+        return True

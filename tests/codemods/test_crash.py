@@ -34,13 +34,13 @@ def place() -> Iterator[Path]:
 
 
 def apply(root: Path) -> None:
-    transaction.recover(root)
+    transaction.recover(root, wait=2)
     made = FileChange(root / MADE, None, OLD, "kernels")
     commit(root, *(change(root / name) for name in FILES), made)
 
 
 def revert(root: Path) -> None:
-    transaction.recover(root)
+    transaction.recover(root, wait=2)
     gone = FileChange(root / MADE, OLD, None, "kernels")
     commit(root, *(change(root / name, NEW, OLD) for name in FILES), gone)
 
@@ -79,7 +79,7 @@ class Bench:
         self.action(self.root)
 
     def recover(self) -> None:
-        transaction.recover(self.root)
+        transaction.recover(self.root, wait=2)
 
     def names(self) -> Snapshot:
         """Everything but the pid in the lock and the file name inside of compiled code."""
@@ -102,20 +102,95 @@ RUNS = pytest.mark.parametrize("run", [apply, revert], ids=["apply", "revert"])
 
 
 @RUNS
-@pytest.mark.parametrize("fault", [faults.kill_before, faults.kill_in_write], ids=["kill", "torn-write"])
-def test_hazard_10_killed_at_any_call(place: Path, run: Callable[[Path], None], fault: faults.Fault) -> None:
+@pytest.mark.parametrize("torn", [False, True], ids=["kill", "torn-write"])
+def test_hazard_10_killed_at_any_call(place: Path, run: Callable[[Path], None], torn: bool) -> None:
     bench = Bench(place, run)
     at, status = 0, faults.KILLED
     while status == faults.KILLED:
         at += 1
         bench.reset()
-        status = faults.child(bench.run, fault, at)
+        status = faults.killed(bench.run, at, torn=torn)
         bench.check_each_file_whole()
-        assert faults.child(bench.recover) == faults.DONE, f"recovery after a kill at call {at}"
+        bench.recover()
         bench.check_settled()
     assert status == faults.DONE
     assert bench.names() == bench.after
-    assert at > 50, "the calls are not being counted"
+    assert at > 100, "the calls are not being counted"
+
+
+@RUNS
+def test_hazard_10_a_process_that_really_dies(place: Path, run: Callable[[Path], None]) -> None:
+    """Every 16th call, in a forked child that exits there; the thorough tier takes every call."""
+    check_deaths(Bench(place, run), 16)
+
+
+@pytest.mark.crash
+@RUNS
+def test_hazard_10_a_process_that_really_dies_at_any_call(place: Path, run: Callable[[Path], None]) -> None:
+    check_deaths(Bench(place, run), 1)
+
+
+def check_deaths(bench: Bench, stride: int) -> None:
+    bench.reset()
+    for at in range(1, faults.count(bench.run) + 1, stride):
+        for fault in (faults.exits, faults.exits_in_write):
+            bench.reset()
+            assert faults.child(bench.run, fault, at) == faults.KILLED
+            bench.check_each_file_whole()
+            bench.recover()
+            bench.check_settled()
+
+
+@RUNS
+def test_hazard_10_killed_during_recovery(place: Path, run: Callable[[Path], None]) -> None:
+    """Deaths spread over the run, each followed by a death at every call of the recovery."""
+    bench = Bench(place, run)
+    bench.reset()
+    total = faults.count(bench.run)
+    check_recovery(bench, range(total // 8, total, total // 6))
+
+
+@pytest.mark.crash
+@RUNS
+def test_hazard_10_killed_at_any_call_of_any_recovery(place: Path, run: Callable[[Path], None]) -> None:
+    bench = Bench(place, run)
+    bench.reset()
+    check_recovery(bench, range(1, faults.count(bench.run) + 1))
+
+
+def check_recovery(bench: Bench, deaths: range) -> None:
+    for at in deaths:
+        again, status = 0, faults.KILLED
+        while status == faults.KILLED:
+            again += 1
+            bench.reset()
+            assert faults.killed(bench.run, at) == faults.KILLED
+            status = faults.killed(bench.recover, again)
+            bench.check_each_file_whole()
+            bench.recover()
+            bench.check_settled()
+        assert status == faults.DONE
+
+
+@RUNS
+def test_ctrl_c_at_any_call_rolls_back_or_comes_too_late(place: Path, run: Callable[[Path], None]) -> None:
+    bench = Bench(place, run)
+    bench.reset()
+    for at in range(1, faults.count(bench.run) + 1):
+        bench.reset()
+        status = faults.attempt(bench.run, faults.interrupts, at)
+        wanted = bench.after if status == faults.DONE else bench.before
+        assert visible(bench.names()) == visible(wanted), f"Ctrl-C at call {at}"
+        bench.recover()
+        assert bench.names() == wanted, f"Ctrl-C at call {at}: something is left over"
+
+
+@RUNS
+def test_hazard_10_short_writes_are_written_on(place: Path, run: Callable[[Path], None]) -> None:
+    bench = Bench(place, run)
+    bench.reset()
+    assert faults.attempt(bench.run, faults.short, 1, lasting=True) == faults.DONE
+    assert bench.names() == bench.after
 
 
 @RUNS
@@ -140,9 +215,22 @@ def test_hazard_10_every_error_at_any_call(place: Path, run: Callable[[Path], No
 
 def check_error(bench: Bench, name: str, at: int) -> None:
     bench.reset()
-    status = faults.child(bench.run, faults.ERRORS[name], at)
+    status = faults.attempt(bench.run, faults.ERRORS[name], at)
     assert status in (faults.DONE, faults.REFUSED, faults.FAILED), f"{name} at call {at}"
     wanted = bench.after if status == faults.DONE else bench.before
     assert visible(bench.names()) == visible(wanted), f"{name} at call {at}"
     bench.recover()
     assert bench.names() == wanted, f"{name} at call {at}: something is left over"
+
+
+@RUNS
+def test_hazard_10_a_disk_that_stays_broken(place: Path, run: Callable[[Path], None]) -> None:
+    """From some call on nothing works, not even the roll-back: files are whole, the next run settles."""
+    bench = Bench(place, run)
+    bench.reset()
+    for at in range(1, faults.count(bench.run) + 1):
+        bench.reset()
+        faults.attempt(bench.run, faults.ERRORS["EIO"], at, lasting=True)
+        bench.check_each_file_whole()
+        bench.recover()
+        bench.check_settled()

@@ -32,8 +32,8 @@ def change(path: Path, before: bytes | None = OLD, after: bytes | None = NEW) ->
     return FileChange(path, before, after, "vllm", ("gate",))
 
 
-def commit(root: Path, *changes: FileChange, **options: float) -> transaction.Outcome:
-    return transaction.commit(root, changes, {"vllm": "0.12.0"}, "0.1.0", **options)
+def commit(root: Path, *changes: FileChange, wait: float = 2) -> transaction.Outcome:
+    return transaction.commit(root, changes, {"vllm": "0.12.0"}, "0.1.0", wait=wait)
 
 
 @pytest.fixture
