@@ -18,6 +18,7 @@ COMMANDS = {
     "sites": "List what can be replaced.",
     "explain": "Tell all about one site, and where it was looked for.",
     "doctor": "Tell what this machine can run, and what stands in the way.",
+    "kernels": "Use the kernels of your own checkout of the PyPTO project.",
     "demo": "Show the whole job on a small tree of its own.",
 }
 

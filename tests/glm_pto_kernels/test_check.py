@@ -1,0 +1,123 @@
+"""GLM_PTO_CHECK: a right kernel passes, a wrong one raises, for every operator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import glm_pto_kernels as K
+from glm_pto_kernels import backends, check
+from tests.glm_pto_kernels import stand_ins
+
+
+def calls(tokens: int = 3) -> dict[str, Callable[[], Any]]:
+    """Each operator on a small layer."""
+    sizes = stand_ins.SMALL
+    hidden = torch.randn(tokens, sizes.hidden).bfloat16()
+    layer, expert = stand_ins.DecoderLayer(sizes), stand_ins.SharedExpert(sizes)
+    impl, step = stand_ins.AscendAttentionBackendImpl(sizes), stand_ins.metadata([5] * tokens)
+    query = torch.randn(tokens, sizes.heads, sizes.head).bfloat16()
+    gate = torch.nn.Linear(sizes.hidden, sizes.experts, bias=False)
+    caches = impl.key_cache, impl.value_cache
+    return {
+        "gate": lambda: K.gate(gate, hidden),
+        "select_experts": lambda: K.select_experts(torch.randn(tokens, 32), 4, True, 1, 1, torch.randn(32)),
+        "paged_attention": lambda: K.paged_attention(
+            query, *caches, step.block_tables, step.seq_lens, torch.empty_like(query)
+        ),
+        "attention_pre": lambda: K.attention_pre(hidden, None, layer, layer.self_attn, torch.arange(tokens)),
+        "shared_expert": lambda: K.ffn_share_expert_quant(expert, hidden),
+    }
+
+
+@pytest.fixture
+def checking(environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Check every first call of a kernel: the reference, or it changed by ``spoil``."""
+
+    def use(name: str, spoil: Callable[[torch.Tensor], None] | None = None, mode: str = "1") -> None:
+        monkeypatch.setattr(backends, "CHECK", mode)
+        environment()
+        reference = backends.OPERATORS[name].torch_kernel
+        output = OUTPUTS[name]
+
+        def kernel(*arguments: Any) -> None:
+            reference(*arguments)
+            if spoil is not None:
+                spoil(arguments[output])
+
+        K.register(name, kernel)
+
+    return use
+
+
+OUTPUTS = {"gate": 2, "select_experts": 6, "paged_attention": 5, "attention_pre": 16, "shared_expert": 5}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_the_right_kernel_passes_and_the_difference_is_logged(
+    checking: Callable[..., None], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checking(name)
+    with caplog.at_level(logging.INFO):
+        calls()[name]()
+    assert sum("largest difference of the custom backend" in r.getMessage() for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("a_tenth_too_much", lambda out: out.mul_(1.1)),
+        ("an_unwritten_row", lambda out: out[-1].fill_(float("nan"))),
+        ("last_row_from_the_first", lambda out: out[-1].copy_(out[0].clone())),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_wrong_kernel_raises(
+    checking: Callable[..., None], name: str, kind: str, spoil: Callable[[torch.Tensor], None]
+) -> None:
+    checking(name, spoil)
+    with pytest.raises(check.CheckError, match=f"{name}: the custom backend differs"):
+        calls()[name]()
+
+
+def test_1_checks_each_set_of_shapes_once_and_all_every_call(checking: Callable[..., None]) -> None:
+    wrong = False
+
+    def spoil(out: torch.Tensor) -> None:
+        if wrong:
+            out.add_(1)
+
+    checking("gate", spoil)
+    three, four = calls(3)["gate"], calls(4)["gate"]
+    three()
+    wrong = True
+    three()
+    with pytest.raises(check.CheckError):
+        four()
+    wrong = False
+    checking("gate", spoil, "all")
+    three()
+    wrong = True
+    with pytest.raises(check.CheckError):
+        three()
+
+
+def test_every_backend_is_checked(environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "CHECK", "1")
+    environment(GLM_PTO_BACKEND="torch")
+    for call in calls().values():
+        call()
+
+
+@pytest.mark.parametrize(("word", "mode"), [("", ""), ("0", ""), ("1", "1"), ("ALL", "all")])
+def test_the_setting(monkeypatch: pytest.MonkeyPatch, word: str, mode: str) -> None:
+    monkeypatch.setenv("GLM_PTO_CHECK", word)
+    assert check.mode() == mode
+    monkeypatch.setenv("GLM_PTO_CHECK", "yes")
+    with pytest.raises(ValueError, match="GLM_PTO_CHECK"):
+        check.mode()

@@ -1,0 +1,54 @@
+"""What importing the layer costs and brings in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+
+def run(code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("USE_PTO_", "GLM_PTO_"))}
+    return subprocess.run(
+        [sys.executable, *options, "-c", code],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_brings_in_no_package_beyond_torch() -> None:
+    done = run(
+        "import sys, json, torch; before = {n.partition('.')[0] for n in sys.modules}\n"
+        "import glm_pto_kernels\n"
+        "after = {n.partition('.')[0] for n in sys.modules} - before - set(sys.stdlib_module_names)\n"
+        "heavy = [n for n in ('torch._dynamo', 'glm_pto_kernels.upstream') if n in sys.modules]\n"
+        "print(json.dumps([sorted(after), heavy]))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["glm_pto_kernels"], []]
+
+
+def test_prints_and_logs_nothing() -> None:
+    done = run("import logging; logging.basicConfig(level=0)\nimport glm_pto_kernels")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_word_that_is_not_known_stops_the_import_with_a_reason() -> None:
+    done = run("import glm_pto_kernels", USE_PTO_GATE="perhaps")
+    assert done.returncode != 0 and "ValueError: USE_PTO_GATE='perhaps'" in done.stderr
+
+
+def test_the_environment_reaches_the_operators() -> None:
+    done = run(
+        "import torch, glm_pto_kernels as K\n"
+        "gate, x = torch.nn.Linear(8, 4, bias=False), torch.ones(2, 8)\n"
+        "print(K.USE_PTO_FA, K.gate_supported(gate, x), K.select_experts_refusal(x, 2, True))",
+        USE_PTO_FA="0",
+        GLM_PTO_BACKEND="torch",
+        GLM_PTO_DISABLE="select_experts",
+    )
+    assert done.stdout.split(maxsplit=2)[:2] == ["False", "True"], done.stderr
+    assert "GLM_PTO_DISABLE" in done.stdout

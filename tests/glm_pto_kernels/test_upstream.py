@@ -1,0 +1,259 @@
+"""The ``upstream`` backend: signatures, imports, conversions, refusals, a real checkout if given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+import glm_pto_kernels as K
+from glm_pto_kernels import backends, checkout, hardware, upstream
+from tests.glm_pto_kernels import stand_ins, upstream_tree
+
+REAL = os.environ.get("GLM_PTO_UPSTREAM_CHECKOUT")
+
+
+@pytest.fixture
+def recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Callable[..., None]
+) -> Callable[..., None]:
+    """Write and record a checkout, and choose it as on a machine where PyPTO runs."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(hardware, "npu_refusal", lambda: None)
+
+    def make(**shape: Any) -> None:
+        checkout.record(checkout.inspect(upstream_tree.write(tmp_path / "pypto", **shape)))
+        environment(GLM_PTO_BACKEND="upstream")
+
+    return make
+
+
+def call_of(stem: str) -> dict[str, Any]:
+    """What the checkout's kernel was called with last."""
+    where, values = sys.modules[f"_glm_pto_upstream_{stem}"].CALLS[-1]
+    assert where == "the checkout"
+    return values
+
+
+@pytest.mark.parametrize("order", upstream_tree.GATES)
+def test_fault_6_gate_in_both_orders(recorded: Callable[..., None], order: str) -> None:
+    recorded(gate=order)
+    gate, hidden = torch.nn.Linear(5120, 160, bias=False), torch.randn(3, 5120).bfloat16()
+    assert K.gate_refusal(gate, hidden) is None
+    K.gate(gate, hidden)
+    values = call_of("glm_gate")
+    assert torch.equal(values["hidden_states"], hidden.float()) and values["gate_weight"] is not None
+    assert values["gate_weight"].shape == (160, 5120) and values["router_logits_out"].shape == (3, 160)
+
+
+@pytest.mark.parametrize("arity", upstream_tree.ATTENTIONS)
+@pytest.mark.parametrize("package", [False, True], ids=["namespace_utils", "package_utils"])
+def test_fault_7_attention_with_six_and_eight_arguments(
+    recorded: Callable[..., None], arity: str, package: bool
+) -> None:
+    recorded(attention=arity, package=package)
+    impl, step = stand_ins.AscendAttentionBackendImpl(stand_ins.glm_4_5()), stand_ins.metadata([3, 200])
+    query = torch.randn(2, 12, 128).bfloat16()
+    assert K.paged_attention_refusal(impl, query, step) is None
+    arguments = (
+        query,
+        impl.key_cache,
+        impl.value_cache,
+        step.block_tables,
+        step.seq_lens,
+        torch.empty_like(query),
+    )
+    K.paged_attention(*arguments, scale=impl.scale)
+    values = call_of("glm_attention")
+    assert values["actual_seqs"].tolist() == [3, 200] and values["actual_seqs"].dtype == torch.int32
+    if arity == "eight":
+        assert values["softmax_scale"] == impl.scale and values["tile_config"].g_tile == 12
+        K.paged_attention(*arguments, scale=0.5)
+        assert call_of("glm_attention")["softmax_scale"] == 0.5
+    else:
+        with pytest.raises(backends.BackendError, match="softmax scale"):
+            K.paged_attention(*arguments, scale=0.5)
+
+
+def test_fault_13_bias_is_bf16_for_upstream(recorded: Callable[..., None]) -> None:
+    recorded()
+    K.select_experts(torch.randn(2, 160), 8, True, 1, 1, torch.randn(160))
+    values = call_of("glm_select_experts")
+    assert (
+        values["e_score_correction_bias"].dtype == torch.bfloat16 and values["topk_ids"].dtype == torch.int32
+    )
+
+
+def test_fault_4_residual_and_biases_are_never_none_for_upstream(recorded: Callable[..., None]) -> None:
+    recorded()
+    sizes = stand_ins.glm_4_5()
+    layer = stand_ins.DecoderLayer(sizes, norm_bias=False)
+    hidden, positions = torch.randn(2, 5120).bfloat16(), torch.tensor([0, 5])
+    assert K.attention_pre_refusal(layer, layer.self_attn, positions, hidden) is None
+    K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+    values = call_of("glm_attention_pre_quant")
+    assert not any(value is None for value in values.values())
+    assert not values["residual"].any() and values["cos"].shape == (2, 1, 32)
+    layer.input_layernorm.variance_epsilon = 1e-6
+    with pytest.raises(backends.BackendError, match="eps"):
+        K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+
+
+def test_shared_expert(recorded: Callable[..., None]) -> None:
+    recorded()
+    layer, hidden = stand_ins.SharedExpert(stand_ins.glm_4_5()), torch.randn(2, 5120).bfloat16()
+    assert K.ffn_share_expert_quant_refusal(layer, hidden) is None
+    K.ffn_share_expert_quant(layer, hidden)
+    assert call_of("glm_ffn_shared_expert_quant")["w13_scale"].dtype == torch.bfloat16
+
+
+def test_other_sizes_stay_native(recorded: Callable[..., None]) -> None:
+    recorded()
+    layer, hidden = stand_ins.SharedExpert(stand_ins.glm_4_5(4)), torch.randn(2, 5120).bfloat16()
+    assert "8 ranks" in (K.ffn_share_expert_quant_refusal(layer, hidden) or "")
+    assert not K.gate_supported(torch.nn.Linear(4096, 128, bias=False), torch.randn(2, 4096))
+
+
+def test_other_utils_of_this_process_are_left_alone(
+    recorded: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = ModuleType("utils")
+    monkeypatch.setitem(sys.modules, "utils", others)
+    path = list(sys.path)
+    recorded()
+    K.ffn_share_expert_quant(stand_ins.SharedExpert(stand_ins.glm_4_5()), torch.randn(2, 5120).bfloat16())
+    assert sys.modules["utils"] is others and sys.path == path
+    assert "utils.get_format" not in sys.modules and "glm_ffn_common_interface" not in sys.modules
+
+
+def test_nothing_recorded_is_said(
+    monkeypatch: pytest.MonkeyPatch, environment: Callable[..., None], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(hardware, "npu_refusal", lambda: None)
+    environment(GLM_PTO_BACKEND="upstream")
+    with pytest.raises(backends.BackendError, match="glm-pto kernels import"):
+        K.gate(torch.nn.Linear(8, 4, bias=False), torch.zeros(2, 8))
+
+
+def test_changed_and_broken_checkouts_are_said(recorded: Callable[..., None], tmp_path: Path) -> None:
+    recorded()
+    path = tmp_path / "pypto/models/glm_v4_5/glm_gate.py"
+    path.write_text("import no_such_package\n" + path.read_text())
+    gate = torch.nn.Linear(5120, 160, bias=False)
+    with pytest.raises(backends.BackendError, match="changed since"):
+        K.gate(gate, torch.zeros(2, 5120))
+    checkout.record(checkout.inspect(tmp_path / "pypto"))
+    with pytest.raises(backends.BackendError, match=r"broken.*no_such_package"):
+        K.gate(gate, torch.zeros(2, 5120))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def gate(hidden_states, gate_weight):\n    pass\n", "missing: router_logits_out"),
+        (
+            "def gate(hidden_states, gate_weight, router_logits_out, extra):\n    pass\n",
+            "not expected: extra",
+        ),
+        ("def gate(*args):\n    pass\n", "missing"),
+        ("def gate(hidden_states, /, gate_weight, router_logits_out):\n    pass\n", "not known"),
+        ("def other(): pass\n", "expected a function gate"),
+        ("def gate(:\n", "not Python"),
+    ],
+    ids=["missing", "unknown", "varargs", "positional_only", "no_function", "syntax"],
+)
+def test_unknown_signatures_are_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+    folder = upstream_tree.write(tmp_path)
+    (folder / "glm_gate.py").write_text(text)
+    with pytest.raises(checkout.CheckoutError, match=why) as caught:
+        checkout.inspect(folder)
+    assert "glm_gate.py" in str(caught.value)
+
+
+def test_a_new_parameter_with_a_default_is_left_to_it(tmp_path: Path) -> None:
+    folder = upstream_tree.write(tmp_path)
+    (folder / "glm_gate.py").write_text(
+        "def gate(hidden_states, gate_weight, router_logits_out, tiles=None): ...\n"
+    )
+    assert checkout.inspect(folder).kernels["gate"].parameters == tuple(
+        upstream_tree.GATES["hidden_first"].split(", ")
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "kernels": 3}'])
+def test_a_spoilt_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    checkout.record_path().parent.mkdir()
+    checkout.record_path().write_text(text)
+    with pytest.raises(checkout.CheckoutError, match=r"kernels\.json"):
+        checkout.recorded()
+
+
+@pytest.mark.skipif(not REAL, reason="GLM_PTO_UPSTREAM_CHECKOUT names no checkout")
+@pytest.mark.pypto
+def test_a_real_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Callable[..., None]
+) -> None:
+    """Its modules import with pypto, and every entry hands our arguments to its kernel in its order.
+
+    torch_npu and the kernels are stand-ins: what is tested is the call, not the chip.
+    """
+    pytest.importorskip("pypto")
+    npu = ModuleType("torch_npu")
+    npu.get_npu_format = lambda tensor: 29  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_npu", npu)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(hardware, "npu_refusal", lambda: None)
+    checkout.record(checkout.inspect(REAL or ""))
+    environment(GLM_PTO_BACKEND="upstream")
+    launched: list[tuple[Any, ...]] = []
+    replace_kernels(monkeypatch, launched)
+    sizes = stand_ins.glm_4_5()
+    layer, expert = stand_ins.DecoderLayer(sizes), stand_ins.SharedExpert(sizes)
+    impl, step = stand_ins.AscendAttentionBackendImpl(sizes), stand_ins.metadata([3, 200])
+    hidden, query = torch.randn(2, 5120).bfloat16(), torch.randn(2, 12, 128).bfloat16()
+    gate = torch.nn.Linear(5120, 160, bias=False)
+    logits = K.gate(gate, hidden)
+    assert launched[-1][0].dtype == torch.float32 and launched[-1][1] is gate.weight
+    K.select_experts(logits, 8, True, 1, 1, torch.randn(160))
+    assert launched[-1][1].dtype == torch.bfloat16
+    caches = impl.key_cache, impl.value_cache
+    K.paged_attention(query, *caches, step.block_tables, step.seq_lens, torch.empty_like(query), impl.scale)
+    assert launched[-1][4].tolist() == [3, 200]
+    K.attention_pre(hidden, None, layer, layer.self_attn, torch.tensor([0, 5]))
+    assert len([a for a in launched[-1] if isinstance(a, torch.Tensor)]) == 19
+    K.ffn_share_expert_quant(expert, hidden)
+    assert launched[-1][1] is expert.gate_up_proj.weight
+    assert len(launched) == 5
+
+
+def replace_kernels(monkeypatch: pytest.MonkeyPatch, launched: list[tuple[Any, ...]]) -> None:
+    """Jitted kernels record their arguments; int8 weights count as NZ, which no CPU tensor is."""
+    import pypto
+
+    def jit(*functions: Any, **_: Any) -> Any:
+        def decorate(function: Any) -> Any:
+            return lambda *arguments, **_: launched.append(arguments)
+
+        return decorate(functions[0]) if functions else decorate
+
+    monkeypatch.setattr(pypto.frontend, "jit", jit)
+    # The checkout's own tests carry markers that this run does not know.
+    monkeypatch.setattr(pytest, "mark", MagicMock())
+    load = upstream._import
+
+    def imported(folder: Path, file: str, operator: str) -> ModuleType:
+        module = load(folder, file, operator)
+        nz = {torch.int8: "NZ"}
+        monkeypatch.setattr(module, "get_format", lambda tensor: nz.get(tensor.dtype, "ND"), raising=False)
+        return module
+
+    monkeypatch.setattr(upstream, "_import", imported)
