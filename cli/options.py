@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from glm_pto.cli.report import Report
 
     SiteType = click.ParamType[str]
+    PathType = click.Path[Path]
 else:
     SiteType = click.ParamType
+    PathType = click.Path
 
 Command = Callable[..., Any]
 
@@ -45,6 +47,15 @@ class Site(SiteType):
         return [CompletionItem(name) for name in site_names() if name.startswith(incomplete)]
 
 
+class Folder(PathType):
+    """A folder. `pathlib` takes an empty name for the current one; it is a variable that is not set."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not value:
+            self.fail("the name is empty (a variable that is not set?); '.' is this folder", param, ctx)
+        return Path(value)
+
+
 def trees(function: Command) -> Command:
     """``[TREE]...`` and ``--python``: what to work on."""
     function = click.option(
@@ -53,7 +64,7 @@ def trees(function: Command) -> Command:
         metavar="PATH",
         help="Work on the packages of this interpreter instead of the current one's.",
     )(function)
-    return click.argument("trees", nargs=-1, metavar="[TREE]...", type=click.Path(path_type=Path))(function)
+    return click.argument("trees", nargs=-1, metavar="[TREE]...", type=Folder())(function)
 
 
 def choice(function: Command) -> Command:
@@ -131,5 +142,5 @@ def _guarded(report: Report, work: Callable[[], int | None]) -> int:
         return report.failed("refused", 3, refusal.problems, refusal.findings)
     except UsageError as error:
         return report.failed("usage", 2, (str(error),))
-    except WriteFailure as error:
+    except (WriteFailure, OSError) as error:
         return report.failed("failed", 4, (str(error),))

@@ -91,16 +91,18 @@ DONE = frozenset({Action.APPLIED, Action.RENEWED, Action.REVERTED})
 def closing(command: str, result: Result, files: int, dry_run: bool) -> str:
     """What was done, in one sentence, and what to do next."""
     done = sum(f.action in DONE for tree in result.trees for f in tree.findings)
+    if not done and result.changed:
+        stood = "All sites are guarded already" if command == "apply" else "No guard stands"
+        return f"{stood}; see above for the operator layer." + (" Nothing was written." if dry_run else "")
     if not done:
         return {"apply": "Nothing to do: already applied."}.get(command, "Nothing to revert.")
     verb = "guarded" if command == "apply" else "taken out"
-    amount = (
-        f"{done} {'site' if done == 1 else 'sites'} {'would be ' if dry_run else ''}{verb} in {files} files."
-    )
+    sites, where = "site" if done == 1 else "sites", "file" if files == 1 else "files"
+    amount = f"{done} {sites} {'would be ' if dry_run else ''}{verb} in {files} {where}."
     if dry_run:
         return f"{amount} Nothing was written."
     if command == "revert":
-        return f"{amount} The files are the original ones again."
+        return f"{amount} The original statements stand alone again."
     return (
         f"{amount} Review with `glm-pto diff --applied`, undo with `glm-pto revert`; restart vLLM to load it."
     )

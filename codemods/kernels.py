@@ -20,7 +20,7 @@ RECEIPT = "_copied_by_glm_pto.json"
 
 @dataclass(frozen=True)
 class Layer:
-    """The operator layer that the target would load: its folder, and the functions it lacks."""
+    """The operator layer that the target would load: its folder (or one file), and what it lacks."""
 
     folder: Path
     missing: tuple[str, ...]
@@ -32,8 +32,8 @@ def find(root: Path, functions: Iterable[str], search: list[str] | None = None) 
     if spec is None:
         return None
     places = list(spec.submodule_search_locations or ())
-    folder = Path(spec.origin).parent if spec.origin else Path(places[0])
-    init = folder / "__init__.py"
+    init = Path(spec.origin or Path(places[0], "__init__.py"))
+    folder = init.parent if init.name == "__init__.py" else init  # a module without a folder
     text = init.read_text(encoding="utf-8", errors="replace") if init.is_file() else ""
     wanted = [f"{function}_supported" for function in functions]
     return Layer(folder, tuple(name for name in wanted if name not in text))
@@ -78,13 +78,32 @@ def copy_in(root: Path) -> list[FileChange]:
             f"{target}: a {KERNELS} that this tool did not put there; move it away, "
             "then apply with --install-kernels again"
         )
-    changes = []
-    for name, data in files.items():
+    written = _receipt(target)
+    changes, edited = [], []
+    for name, data in {**dict.fromkeys(written), **files}.items():
         path = target / name
         before = path.read_bytes() if path.is_file() else None
-        if before != data:
+        if before is not None and name != RECEIPT and sha256(before).hexdigest() != written.get(name):
+            edited.append(f"{path}: was edited since --install-kernels put it there; move it away")
+        elif before != data:
             changes.append(FileChange(path, before, data, KERNELS))
+    if edited:
+        raise Refusal(*edited)
     return changes
+
+
+def _receipt(target: Path) -> dict[str, str]:
+    """What the copy in ``target`` was when it was made: hashes by file, inside that folder only."""
+    receipt = target / RECEIPT
+    try:
+        found = json.loads(receipt.read_bytes()) if receipt.is_file() else {}
+        named = {str(name): str(digest) for name, digest in found.items()}
+    except (ValueError, AttributeError):
+        raise Refusal(f"{receipt}: is damaged; move {target} away and run the command again") from None
+    inside = target.resolve()
+    return {
+        name: digest for name, digest in named.items() if (target / name).resolve().is_relative_to(inside)
+    }
 
 
 def take_out(root: Path) -> tuple[list[FileChange], list[str]]:
@@ -94,9 +113,13 @@ def take_out(root: Path) -> tuple[list[FileChange], list[str]]:
     if not receipt.is_file():
         return [], []
     changes, kept = [], []
-    for name, digest in json.loads(receipt.read_bytes()).items():
+    try:
+        written = _receipt(target)
+    except Refusal:
+        return [], [receipt.relative_to(root).as_posix()]
+    for name, digest in written.items():
         path = target / name
-        if not path.is_file() or not path.resolve().is_relative_to(target.resolve()):
+        if not path.is_file():
             continue
         data = path.read_bytes()
         if sha256(data).hexdigest() == digest:

@@ -92,7 +92,8 @@ def diff(
                 raise Refusal(*prepared.problems, findings=prepared.report.findings)
             changes = prepared.changes
         if which == "applied" or (which == "auto" and not changes):
-            changes = [_reverse(c) for c in prepare_revert(tree, asked).changes]
+            taken = prepare_revert(tree, replace(asked, force=True))  # an edited guard is shown too
+            changes = [_reverse(c) for c in taken.changes]
         files = [file_diff(c.path.relative_to(tree.root).as_posix(), c.before, c.after) for c in changes]
         found.append((tree.root, tuple(files)))
     return DiffResult(tuple(found))

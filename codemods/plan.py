@@ -15,6 +15,8 @@ from glm_pto.codemods.recipe import Form, Place, Recipe
 from glm_pto.codemods.source import Source, Unreadable
 from glm_pto.codemods.trees import Package, Tree
 
+MARK = b"# glm-pto: "
+
 
 @dataclass(frozen=True)
 class Spot:
@@ -286,13 +288,15 @@ def candidates(files: Files, narrowed: Iterable[str] = ()) -> list[Path]:
         if package.name == place.package
     }
     found = sorted(path for path in named if path.is_file())
-    if narrowed or any(_marked(path) for path in found):
+    if narrowed or any(marked(path) for path in found):
         return found
-    return sorted(p for package in files.tree.packages for p in package.path.rglob("*.py") if _marked(p))
+    return sorted(p for package in files.tree.packages for p in package.path.rglob("*.py") if marked(p))
 
 
-def _marked(path: Path) -> bool:
+def marked(path: Path, sites: Iterable[str] | None = None) -> bool:
+    """Does the file's text hold a marker of ours (of one of the sites), readable as Python or not?"""
     try:
-        return b"# glm-pto: " in path.read_bytes()
+        data = path.read_bytes()
     except OSError:
         return False
+    return any(MARK + site.encode() + b" " in data for site in sites) if sites else MARK in data

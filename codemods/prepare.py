@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from glm_pto.codemods import edit, guard, kernels, plan, recall
 from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Options, State, TreeReport
 from glm_pto.codemods.plan import Files, Spot
-from glm_pto.codemods.recipe import Recipe
+from glm_pto.codemods.recipe import KERNELS, Recipe
 from glm_pto.codemods.source import Unreadable
 from glm_pto.codemods.survey import choose, report, survey
 from glm_pto.codemods.trees import Tree
 
 Actions = dict[tuple[str, str], Action]
+_STANDING = (State.APPLIED, State.EDITED)
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ def prepare_apply(
     if not problems:
         changes, problems = _change(files, todo, _guard)
     used = [s.recipe.function for s in spots if s.finding.state in (State.APPLIED, State.APPLICABLE)]
+    layer: list[FileChange] = []
     if check_layer and used:
         if asked.install_kernels:
-            changes += kernels.copy_in(tree.root)
+            layer = kernels.copy_in(tree.root)
         elif (lacking := kernels.problem(tree.root, used, python)) is not None:
             problems.append(lacking)
     if problems:
@@ -60,7 +62,21 @@ def prepare_apply(
     finished = report(files, after, actions)
     unreached = _unreached(finished, chosen) if asked.require_reached else []
     memory = {} if asked.sites or asked.skip else recall.note(files, chosen, finished)
-    return Prepared(tree, tuple(changes), finished, tuple(unreached), memory)
+    finished = _noted(finished, _of_layer(layer))
+    return Prepared(tree, (*changes, *layer), finished, tuple(unreached), memory)
+
+
+def _of_layer(changes: Sequence[FileChange]) -> list[str]:
+    """What is done to the copied operator layer, for the report: it has no row of its own."""
+    if not changes:
+        return []
+    verb = "made" if all(c.before is None for c in changes) else "renewed"
+    verb = "taken out" if all(c.after is None for c in changes) else verb
+    return [f"the copy of {KERNELS} beside the packages is {verb} ({len(changes)} files)"]
+
+
+def _noted(done: TreeReport, notes: Sequence[str]) -> TreeReport:
+    return replace(done, notes=(*done.notes, *notes))
 
 
 def _key(spot: Spot) -> tuple[str, str]:
@@ -89,18 +105,22 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
         try:
             change, left = _strip(files, path, named, asked.force)
         except Unreadable as error:
-            problems.append(str(error))
+            problems += [str(error)] if plan.marked(path, named) else []
             continue
         standing += left
         changes += [change] if change else []
+    layer: list[FileChange] = []
+    kept: list[str] = []
     if not standing and not problems:
-        gone, kept = kernels.take_out(tree.root)
-        changes += gone
-        problems += [f"{k}: edited since --install-kernels put it there; move it away" for k in kept]
-    actions = {_key(s): Action.REVERTED for s in spots if s.finding.state is State.APPLIED}
-    if problems and not asked.force:
-        return Prepared(tree, (), report(files, spots), tuple(problems))
-    return Prepared(tree, tuple(changes), report(files, plan.survey(files, chosen), actions))
+        layer, names = kernels.take_out(tree.root)
+        kept = [f"{n}: edited since --install-kernels put it there; move it away" for n in names]
+    if problems or (kept and not asked.force):
+        return Prepared(tree, (), report(files, spots), (*problems, *kept))
+    after = plan.survey(files, chosen)
+    gone = {_key(s) for s in spots if s.finding.state in _STANDING}
+    gone -= {_key(s) for s in after if s.finding.state in _STANDING}
+    done = report(files, after, dict.fromkeys(gone, Action.REVERTED))
+    return Prepared(tree, (*changes, *layer), _noted(done, [*kept, *_of_layer(layer)]))
 
 
 def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tuple[FileChange | None, int]:

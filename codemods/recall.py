@@ -84,7 +84,8 @@ def _unchanged(root: Path, looked: Mapping[str, str | None]) -> bool:
 def _key(tree: Tree) -> str:
     """What besides the files decides the rows: the packages, and this tool's own text."""
     here = Path(__file__).parent
-    parts = [f"{p.name}={p.version}" for p in (*tree.packages, *tree.beside)]
+    parts = [f"{p.name}={p.version}" for p in tree.packages]
+    parts += [f"beside {p.name}={p.version}" for p in tree.beside]
     for folder in (here, here / "recipes"):
         with os.scandir(folder) as entries:
             own = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def function(folder: Path, name: str) -> ast.arguments | None:
     """Parameters of ``name`` as the package in ``folder`` offers it; re-exports are followed inside it."""
-    return _find(folder, folder / "__init__.py", name, ())
+    return _find(folder, folder if folder.is_file() else folder / "__init__.py", name, ())
 
 
 def binds(folder: Path, name: str) -> bool:

@@ -23,11 +23,14 @@ def choose(options: Options) -> tuple[Recipe, ...]:
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known sites: {', '.join(known)}"
             raise UsageError(f"no site is called {name!r}; {hint}")
-    return tuple(
+    chosen = tuple(
         r
         for r in known.values()
         if r.site not in options.skip and (not options.sites or r.site in options.sites)
     )
+    if not chosen:
+        raise UsageError("no site is left to work on: every site that is asked for is skipped too")
+    return chosen
 
 
 def survey(tree: Tree, chosen: Iterable[Recipe]) -> tuple[Files, list[Spot]]:

@@ -77,7 +77,7 @@ def find(targets: Sequence[str | Path], python: Path | None = None) -> tuple[Tre
     package folder itself. Raises `UsageError` where there is nothing to work on.
     """
     if targets:
-        return tuple(dict.fromkeys(_tree(Path(t)) for t in targets))
+        return _merged([_tree(t) for t in targets])
     folders = _installed(python)
     if not folders:
         where = f"the environment of {python}" if python else "this environment"
@@ -89,8 +89,23 @@ def find(targets: Sequence[str | Path], python: Path | None = None) -> tuple[Tre
     return tuple(_make(root, tuple(f for f in folders if f.parent == root)) for root in roots)
 
 
-def _tree(target: Path) -> Tree:
-    target = target.expanduser().absolute()
+def _merged(found: list[Tree]) -> tuple[Tree, ...]:
+    """One tree a root, by whatever names and through whichever of its packages it was given."""
+    roots: dict[Path, list[Tree]] = {}
+    for tree in found:
+        roots.setdefault(tree.root.resolve(), []).append(tree)
+    merged = []
+    for same in roots.values():
+        named = {p.name for tree in same for p in tree.packages}
+        root = same[0].root
+        merged.append(_make(root, tuple(root / name for name in PACKAGES if name in named)))
+    return tuple(merged)
+
+
+def _tree(given: str | Path) -> Tree:
+    if given == "":
+        raise UsageError("the name of a TREE is empty (a variable that is not set?); `.` is this folder")
+    target = _absolute(Path(given))
     if target.is_file():
         raise UsageError(f"{target}: not a folder; a zip or egg has no source to edit, install it unpacked")
     if not target.is_dir():
@@ -104,6 +119,17 @@ def _tree(target: Path) -> Tree:
         f"{target}: holds none of {', '.join(name + '/' for name in PACKAGES)}; name the folder that has "
         "them (site-packages, a checkout) or one of the package folders"
     )
+
+
+def _absolute(path: Path) -> Path:
+    """The path from the root of the file system; links stay in it unless ``..`` goes through one."""
+    try:
+        path = path.expanduser()
+        return path.resolve() if ".." in path.parts else path.absolute()
+    except OSError as error:
+        raise UsageError(f"{path}: the current folder is gone ({error.strerror}); name a full path") from None
+    except RuntimeError as error:
+        raise UsageError(f"{path}: {error}; name a full path") from None
 
 
 def is_package(folder: Path) -> bool:
@@ -155,6 +181,7 @@ def _installed(python: Path | None) -> list[Path]:
 _QUESTION = """
 import json, sys
 from importlib.util import find_spec
+sys.path[:] = filter(None, sys.path)
 found = [s for s in map(find_spec, sys.argv[1:]) if s]
 print(json.dumps([[s.origin or "", *(s.submodule_search_locations or ())] for s in found]))
 """
@@ -171,7 +198,9 @@ def search_path(python: Path) -> list[str]:
     """The module search path of another Python."""
     import json
 
-    path: list[str] = json.loads(_output(python, "import json, sys; print(json.dumps(sys.path[1:]))"))
+    path: list[str] = json.loads(
+        _output(python, "import json, sys; print(json.dumps([p for p in sys.path if p]))")
+    )
     return path
 
 
@@ -181,6 +210,9 @@ def _output(python: Path, code: str, *arguments: str) -> str:
 
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().rpartition("\n")[2] or f"it ended with {error.returncode}"
+        raise UsageError(f"--python {python}: is not a Python that can be asked ({said})") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"--python {python}: cannot be run ({error})") from None
 

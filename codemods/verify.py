@@ -79,7 +79,7 @@ def _file(
     guards = guard.find(file)
     if not guards:
         return []
-    stripped = edit.strip(file)
+    stripped = edit.strip(file, force=True)
     common = {
         "program": _program(file, stripped),
         "bytes": _bytes(stripped, original),

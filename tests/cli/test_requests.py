@@ -1,0 +1,166 @@
+"""Requests that are odd but real: TREE in every shape, contradictory options, a layer that was edited."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+GATE = Path("vllm/model_executor/models/glm4_moe.py")
+
+
+def texts(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_a_package_alone_is_not_remembered_as_the_whole_tree(run, tree: Path) -> None:
+    assert "applied=2" in run("apply", tree / "vllm").stdout
+    assert run("status", tree, "--check").returncode == 1
+    assert "applied=3" in run("apply", tree).stdout
+    assert "applied=5" in run("status", tree, "--check").stdout
+
+
+def test_one_tree_by_several_names_is_one(run, tree: Path, tmp_path: Path) -> None:
+    before = texts(tree)
+    (tmp_path / "link").symlink_to(tree)
+    names = [tree, tmp_path / "link", tree / "vllm", tree / "vllm" / "..", tree / "vllm_ascend"]
+    assert "trees=1 applied=5" in run("apply", *names).stdout
+    assert "trees=1 reverted=5" in run("revert", *names).stdout
+    assert texts(tree) == before
+
+
+def test_a_tree_given_by_way_of_its_parent_is_edited(run, tree: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tree / "vllm")
+    assert run("apply", "..").returncode == 0
+    assert run("revert", f"../../{tree.name}/").returncode == 0
+
+
+def test_an_empty_name_is_not_the_current_folder(run, tree: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tree)
+    answer = run("apply", "")
+    assert answer.returncode == 2
+    assert "not set" in answer.stderr
+    assert b"glm_pto" not in (tree / GATE).read_bytes()
+
+
+def test_a_folder_that_is_gone_or_nobodys_is_told_in_words(run, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for name in (".", "..", "~no-such-user/tree"):
+        answer = run("status", name)
+        assert (answer.returncode, "name a full path" in answer.stderr) == (2, True)
+
+
+def test_asking_for_a_site_and_skipping_it_is_no_success(run, tree: Path) -> None:
+    answer = run("apply", tree, "--site", "gate", "--skip", "gate")
+    assert answer.returncode == 2
+    assert "no site is left" in answer.stderr
+
+
+def test_another_python_is_not_asked_for_the_current_folder(run, tree: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tree)
+    assert run("status", "--python", sys.executable).returncode == run("status").returncode == 2
+
+
+def test_a_program_that_is_no_python_is_told_in_a_line(run) -> None:
+    answer = run("status", "--python", "/bin/ls")
+    assert answer.returncode == 2
+    assert "find_spec" not in answer.stderr
+
+
+def test_the_copied_layer_is_told_of(run, tree: Path) -> None:
+    run("apply", tree)
+    answer = run("apply", tree, "--install-kernels")
+    assert "copy of glm_pto_kernels beside the packages is made" in answer.stdout
+    assert "Nothing to do" not in answer.stdout
+    assert "Nothing to do" in run("apply", tree, "--install-kernels").stdout
+
+
+def test_a_copied_layer_that_was_edited_is_never_overwritten(run, tree: Path) -> None:
+    run("apply", tree, "--install-kernels")
+    mine = tree / "glm_pto_kernels" / "switches.py"
+    mine.write_text(mine.read_text() + "# mine\n")
+    answer = run("apply", tree, "--install-kernels")
+    assert (answer.returncode, "switches.py" in answer.stderr) == (3, True)
+    assert run("revert", tree).returncode == 3
+    forced = run("revert", tree, "--force")
+    assert forced.returncode == 0
+    assert "switches.py: edited since" in forced.stdout
+    assert mine.read_text().endswith("# mine\n")
+
+
+def test_files_of_an_older_copy_go_with_the_renewal(run, tree: Path) -> None:
+    import json
+    from hashlib import sha256
+
+    run("apply", tree, "--install-kernels")
+    layer = tree / "glm_pto_kernels"
+    (layer / "gone.py").write_text("old\n")
+    receipt = layer / "_copied_by_glm_pto.json"
+    named = {**json.loads(receipt.read_bytes()), "gone.py": sha256(b"old\n").hexdigest()}
+    receipt.write_text(json.dumps(named))
+    assert "is renewed" in run("apply", tree, "--install-kernels").stdout
+    assert not (layer / "gone.py").exists()
+
+
+def test_a_damaged_receipt_is_told_and_nothing_changes(run, tree: Path) -> None:
+    run("apply", tree, "--install-kernels")
+    (tree / "glm_pto_kernels" / "_copied_by_glm_pto.json").write_text("{")
+    before = texts(tree)
+    for command in (("apply", tree, "--install-kernels"), ("revert", tree)):
+        answer = run(*command)
+        assert (answer.returncode, "_copied_by_glm_pto.json" in answer.stderr) == (3, True)
+    assert texts(tree) == before
+    assert "reverted=5" in run("revert", tree, "--force").stdout
+
+
+def test_a_module_in_place_of_the_layer_is_named_itself(run, tree: Path) -> None:
+    (tree / "glm_pto_kernels.py").write_text("USE_PTO_GATE = True\n")
+    answer = run("apply", tree)
+    assert answer.returncode == 3
+    assert f"{tree}/glm_pto_kernels.py: this glm_pto_kernels lacks" in answer.stderr
+
+
+@pytest.fixture
+def edited(run, tree: Path) -> Path:
+    """A tree in which our condition of the gate was changed by hand."""
+    run("apply", tree)
+    text = (tree / GATE).read_text()
+    (tree / GATE).write_text(text.replace("USE_PTO_GATE and", "USE_PTO_GATE or"))
+    return tree
+
+
+def test_an_edited_guard_is_shown_where_the_message_says(run, edited: Path) -> None:
+    assert "diff --applied" in run("revert", edited).stderr
+    assert "+        if glm_pto_kernels.USE_PTO_GATE or" in run("diff", edited, "--applied").stdout
+
+
+def test_forcing_an_edited_guard_out_is_reported(run, edited: Path) -> None:
+    answer = run("revert", edited, "--force", "--site", "gate")
+    assert "1 site taken out in 1 file." in answer.stdout
+    assert "reverted=1" in answer.stdout
+    assert "original ones again" not in answer.stdout  # four guards still stand
+
+
+def test_a_guard_that_force_cannot_take_out_is_no_success(run, tree: Path) -> None:
+    run("apply", tree)
+    text = (tree / GATE).read_text()
+    head, _, tail = text.partition("        else:\n            router_logits")
+    (tree / GATE).write_text(head + tail[tail.index("\n") + 1 :])
+    before = texts(tree)
+    assert run("revert", tree, "--force").returncode == 3
+    assert texts(tree) == before
+
+
+def test_a_broken_file_without_guards_does_not_keep_the_others_from_reverting(run, tree: Path) -> None:
+    run("apply", tree, "--site", "paged_attention")
+    (tree / GATE).write_text("def broken(:\n")
+    assert "reverted=1" in run("revert", tree).stdout
+
+
+def test_an_edited_guard_does_not_refute_its_neighbour(run, edited: Path) -> None:
+    rows = {line.split()[0]: line for line in run("verify", edited).stdout.splitlines() if "proved" in line}
+    assert "attention_pre" in rows
+    assert "gate" not in rows
