@@ -55,6 +55,8 @@ TIERS: dict[str, list[str]] = {
     "gpu": ["-m", "gpu"],
     "docs": ["-m", "docs"],
 }
+# Tiers that make environments of their own; the others use them where they are there.
+ENVIRONMENTS = {"real-ascend": ("ascend", "vllm"), "real-vllm": ("vllm",)}
 LINTED = ("quick", "ci")
 
 
@@ -84,6 +86,10 @@ def main() -> int:
     parser.add_argument("tier", nargs="?", default="ci", choices=sorted(TIERS))
     options, rest = parser.parse_known_args()
     python = environment()
+    if options.tier in ENVIRONMENTS:
+        subprocess.run(
+            [sys.executable, ROOT / "tests" / "environments.py", *ENVIRONMENTS[options.tier]], check=True
+        )
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT),

@@ -1,0 +1,58 @@
+"""Real releases in environments that can run them; each is prepared once, whatever the number of workers."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def load(name: str) -> ModuleType:
+    """A module of the tests' folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def environment() -> Callable[[str], object]:
+    """``environment("ascend")``: the cached environment. Made on the way only where that was asked for."""
+    environments = load("environments")
+
+    def find(name: str) -> object:
+        found = environments.found(name)
+        if found is None and os.environ.get("GLM_PTO_ENVIRONMENTS") == "make":
+            found = environments.make(name)
+        if found is None:
+            pytest.skip(f"no cached environment; make it with `python3 tests/environments.py {name}`")
+        return found
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """``once(key, fill)``: a folder that ``fill`` has filled, the same one for all workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def prepared(key: str, fill: Callable[[Path], None]) -> Path:
+        folder = shared / key
+        with (shared / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / ".complete").exists():
+                folder.mkdir()  # fails where an earlier worker failed: once is enough
+                fill(folder)
+                (folder / ".complete").touch()
+        return folder
+
+    return prepared
