@@ -1,0 +1,118 @@
+"""Which implementation a wall-x operator runs.
+
+``auto`` takes Triton for tensors on an NVIDIA GPU where Triton is installed and the torch reference
+elsewhere. A named backend (``use``, or the environment variable ``GLM_PTO_WALLX_BACKEND``) never falls back:
+where it cannot run the call raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BACKENDS = ("auto", "triton", "torch", "wallx_csrc")
+VARIABLE = "GLM_PTO_WALLX_BACKEND"
+MODULES = {
+    "triton": "glm_pto_kernels.wallx.triton",
+    "torch": "glm_pto_kernels.wallx.reference",
+    "wallx_csrc": "glm_pto_kernels.wallx.native",
+}
+
+_chosen: str | None = None
+_found: dict[tuple[str, bool], Callable[..., Any]] = {}
+
+
+def chosen() -> str:
+    """The backend in force: the last ``use``, else the environment, else ``auto``."""
+    name = _chosen or os.environ.get(VARIABLE, "auto")
+    if name not in BACKENDS:
+        raise ValueError(f"{VARIABLE}: expected one of {', '.join(BACKENDS)}, found {name!r}")
+    return name
+
+
+def use(name: str | None) -> None:
+    """Choose the backend for the whole process; None goes back to the environment's choice."""
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"wallx backend: expected one of {', '.join(BACKENDS)}, found {name!r}")
+    global _chosen
+    _chosen = name
+    _found.clear()
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """``use(name)`` for the time of a with-block."""
+    before = _chosen
+    use(name)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+def implementation(operator: str, tensor: Tensor) -> Callable[..., Any]:
+    """The function that runs ``operator`` for tensors like ``tensor``."""
+    key = (operator, tensor.is_cuda)
+    found = _found.get(key)
+    if found is None:
+        module = importlib.import_module(MODULES[resolve(tensor.is_cuda)])
+        found = _found[key] = getattr(module, operator)
+    return found
+
+
+def resolve(on_gpu: bool) -> str:
+    """The backend's name for tensors that are, or are not, on a GPU."""
+    name = chosen()
+    if name == "auto":
+        return "triton" if on_gpu and nvidia() and installed("triton") else "torch"
+    if name == "torch":
+        return name
+    if not installed(name):
+        raise RuntimeError(f"wallx backend {name!r} was asked for, but no module of that name is installed")
+    if not on_gpu and not (name == "triton" and interpreting()):
+        raise RuntimeError(
+            f"wallx backend {name!r} was asked for, but the tensors are not on a GPU; "
+            "move them, or choose 'auto' or 'torch'"
+        )
+    return name
+
+
+def nvidia() -> bool:
+    """Whether torch's GPU is NVIDIA's, the only one that the kernels were tried on."""
+    return torch.version.cuda is not None
+
+
+def interpreting() -> bool:
+    """Whether Triton interprets kernels on the CPU (``TRITON_INTERPRET=1``)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def direct(*tensors: Tensor | None) -> bool:
+    """Whether a call may go straight to its kernel instead of through torch's dispatcher.
+
+    A registered operator costs about 8 us of host time more. It is needed for autograd, tracing and tensor
+    subclasses only.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    recording = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in PLAIN or (recording and tensor.requires_grad)):
+            return False
+    return True

@@ -1,0 +1,255 @@
+"""Multimodal rotary embedding. Source: wall-x ``csrc/rope.cu``; semantics in docs/wallx.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm_pto_kernels.wallx.backends import direct, implementation
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    mrope_section_doubled: Sequence[int],
+) -> None:
+    """Rotate ``q`` and ``k`` into ``q_out`` and ``k_out``.
+
+    ``out = x*cos + R(x)*sin`` with ``R(x) = (-x2, x1)`` on the two halves of a head, computed in fp32,
+    rounded once.
+
+    Args:
+        q: [B, HQ, S, D] and k: [B, HK, S, D], floating, any strides (a transposed view is read in place).
+        cos, sin: [3, B, S, D], one plane for time, height and width positions.
+        q_out, k_out: like q and k, any strides; may be q and k themselves.
+        mrope_section_doubled: three widths that sum to D. They are **three consecutive bands** over the
+            whole head, each with its own plane, e.g. [32, 48, 48]; plain rotary embedding is [D, 0, 0]. (The
+            document calls this argument a bool.) For the usual bands, which start again at D/2, see
+            ``apply_rope``.
+
+    Raises:
+        TypeError: types differ or are not floating.
+        ValueError: shapes, devices or sections do not fit, or D is odd.
+        RuntimeError: gradients were asked for; use ``apply_rope``, or call under ``torch.no_grad``.
+    """
+    write("rope", q, k, cos, sin, q_out, k_out, mrope_section_doubled, backward=False)
+
+
+def rope_bwd(
+    grad_q_out: Tensor,
+    grad_k_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    mrope_section_doubled: Sequence[int],
+) -> None:
+    """Write the gradients of ``rope`` for ``q`` and ``k`` into ``grad_q`` and ``grad_k``.
+
+    ``dx = g*cos + R^T(g*sin)`` with ``R^T(u) = (u2, -u1)``: ``sin`` is applied before the halves change
+    places, because they may lie in different bands. ``q`` and ``k`` give their shapes only. Arguments and
+    errors are those of ``rope``; the gradients may have any strides and may be written in place.
+    """
+    if q.shape != grad_q_out.shape or k.shape != grad_k_out.shape:
+        raise ValueError(
+            f"rope_bwd: gradients {list(grad_q_out.shape)}, {list(grad_k_out.shape)} do not have the shapes "
+            f"of q, k {list(q.shape)}, {list(k.shape)}"
+        )
+    write("rope_bwd", grad_q_out, grad_k_out, cos, sin, grad_q, grad_k, mrope_section_doubled, backward=True)
+
+
+def apply_rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sections: Sequence[int], *, bands: str = "consecutive"
+) -> tuple[Tensor, Tensor]:
+    """``rope`` as a function with gradients, for q, k, cos and sin.
+
+    Args:
+        sections: as in ``rope``; with ``bands="repeated"`` three widths that sum to D/2, e.g. [16, 24, 24].
+        bands: ``"consecutive"`` (wall-x), or ``"repeated"``: the usual multimodal bands, the same in both
+            halves.
+
+    Returns:
+        New tensors with the strides of q and k.
+    """
+    if bands not in ("consecutive", "repeated"):
+        raise ValueError(f'apply_rope: bands must be "consecutive" or "repeated", found {bands!r}')
+    repeated = bands == "repeated"
+    check("apply_rope", q, k, cos, sin, sections, repeated)
+    if direct(q, k, cos, sin):
+        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+        implementation("rope", q)(q, k, cos, sin, q_out, k_out, sections, repeated, False)
+        return q_out, k_out
+    return rope_op(q, k, cos, sin, list(sections), repeated, False)
+
+
+def write(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    sections: Sequence[int],
+    *,
+    backward: bool,
+) -> None:
+    check(name, q, k, cos, sin, sections, False)
+    for x, out in ((q, q_out), (k, k_out)):
+        if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+            raise ValueError(
+                f"{name}: an output must be {list(x.shape)} {x.dtype} on {x.device}, "
+                f"found {list(out.shape)} {out.dtype} on {out.device}"
+            )
+    if direct(q, k, cos, sin, q_out, k_out):
+        implementation("rope", q)(q, k, cos, sin, q_out, k_out, sections, False, backward)
+        return
+    tensors = (q, k, cos, sin, q_out, k_out)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise RuntimeError(
+            f"{name} writes into its outputs, so autograd cannot record it; use apply_rope, or call it under "
+            "torch.no_grad() or inside an autograd.Function"
+        )
+    rope_out_op(q, k, cos, sin, q_out, k_out, list(sections), backward)
+
+
+def check(
+    name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sections: Sequence[int], repeated: bool
+) -> None:
+    q_shape, k_shape = q.shape, k.shape
+    if len(q_shape) != 4 or len(k_shape) != 4:
+        raise ValueError(
+            f"{name}: expected q [B, HQ, S, D] and k [B, HK, S, D], found {q_shape} and {k_shape}"
+        )
+    batch, _, length, dim = q_shape
+    if (k_shape[0], k_shape[2], k_shape[3]) != (batch, length, dim):
+        raise ValueError(f"{name}: q {list(q_shape)} and k {list(k_shape)} differ in more than their heads")
+    table = (3, batch, length, dim)
+    if cos.shape != table or sin.shape != table:
+        raise ValueError(
+            f"{name}: cos and sin must be [3, B, S, D] = {list(table)}, "
+            f"found {list(cos.shape)} and {list(sin.shape)}"
+        )
+    if isinstance(sections, bool) or len(sections) != 3:
+        raise ValueError(f"{name}: the sections are three band widths, e.g. [32, 48, 48], found {sections!r}")
+    whole = dim // 2 if repeated else dim
+    if dim % 2 or sum(sections) != whole or min(sections) < 0:
+        raise ValueError(
+            f"{name}: the head size must be even and the sections must sum to {whole}, "
+            f"found head size {dim} and {list(sections)}"
+        )
+    kind = q.dtype
+    if k.dtype != kind or cos.dtype != kind or sin.dtype != kind or not kind.is_floating_point:
+        raise TypeError(
+            f"{name}: q, k, cos and sin must have one floating type, "
+            f"found {kind}, {k.dtype}, {cos.dtype}, {sin.dtype}"
+        )
+    place = q.device
+    if k.device != place or cos.device != place or sin.device != place:
+        raise ValueError(f"{name}: q is on {place}, k, cos, sin on {k.device}, {cos.device}, {sin.device}")
+
+
+ROPE = "(Tensor q, Tensor k, Tensor cos, Tensor sin, int[] sections, bool repeated, bool backward)"
+
+
+@torch.library.custom_op("glm_pto_wallx::rope", mutates_args=(), schema=f"{ROPE} -> (Tensor, Tensor)")
+def rope_op(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sections: Sequence[int], repeated: bool, backward: bool
+) -> tuple[Tensor, Tensor]:
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    implementation("rope", q)(q, k, cos, sin, q_out, k_out, sections, repeated, backward)
+    return q_out, k_out
+
+
+@rope_op.register_fake
+def _(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sections: Sequence[int], repeated: bool, backward: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+@torch.library.custom_op(
+    "glm_pto_wallx::rope_out",
+    mutates_args=("q_out", "k_out"),
+    schema=(
+        "(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor(a!) q_out, Tensor(b!) k_out, "
+        "int[] sections, bool backward) -> ()"
+    ),
+)
+def rope_out_op(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    sections: Sequence[int],
+    backward: bool,
+) -> None:
+    implementation("rope", q)(q, k, cos, sin, q_out, k_out, sections, False, backward)
+
+
+@rope_out_op.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    sections: Sequence[int],
+    backward: bool,
+) -> None:
+    return None
+
+
+def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, cos, sin, ctx.sections, ctx.repeated, ctx.backward = inputs
+    ctx.tables = cos.requires_grad or sin.requires_grad
+    # q and k matter for the gradients of the tables only, which callers hardly ever ask for.
+    ctx.save_for_backward(cos, sin, *((q, k) if ctx.tables else ()))
+
+
+def _grad(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
+    cos, sin, *inputs = ctx.saved_tensors
+    turned = rope_op(q_grad, k_grad, cos, sin, ctx.sections, ctx.repeated, not ctx.backward)
+    if not ctx.tables:
+        return (*turned, None, None, None, None, None)
+    tables = table_grads(inputs, (q_grad, k_grad), cos, ctx.sections, ctx.repeated, ctx.backward)
+    return (*turned, *tables, None, None, None)
+
+
+def table_grads(
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    table: Tensor,
+    sections: Sequence[int],
+    repeated: bool,
+    backward: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients for cos and sin: sums over the heads, put into the plane of each dim's band."""
+    wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+    cosine = torch.zeros(table.shape[1:], dtype=wide, device=table.device)
+    sine = torch.zeros_like(cosine)
+    for x, grad in zip(inputs, grads, strict=True):
+        x, grad = x.to(wide), grad.to(wide)
+        turned, still = (grad, x) if backward else (x, grad)
+        low, high = turned.chunk(2, dim=-1)
+        cosine = cosine + (x * grad).sum(1)
+        sine = sine + (torch.cat((-high, low), dim=-1) * still).sum(1)
+    widths = list(sections) * (2 if repeated else 1)
+    plane = torch.tensor([i % 3 for i, width in enumerate(widths) for _ in range(width)], device=table.device)
+    mask = (plane == torch.arange(3, device=table.device).unsqueeze(1)).view(3, 1, 1, -1)
+    return (cosine * mask).to(table.dtype), (sine * mask).to(table.dtype)
+
+
+rope_op.register_autograd(_grad, setup_context=_context)

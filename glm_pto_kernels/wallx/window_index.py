@@ -1,0 +1,51 @@
+"""Window order of patch grids. Source: wall-x ``csrc/window_index.cu``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from glm_pto_kernels.wallx.backends import chosen
+from glm_pto_kernels.wallx.reference import get_window_index as reference
+from glm_pto_kernels.wallx.rope_index import check_grid, check_merge
+
+
+def get_window_index(
+    grid_thw: Tensor,
+    spatial_merge_size: int,
+    vit_merger_window_size: int,
+    patch_size: int,
+    spatial_merge_unit: int,
+) -> tuple[Tensor, Tensor]:
+    """The order that puts the merged patches of each window side by side.
+
+    Args:
+        grid_thw: [G, 3] int32 or int64: frames, rows, columns in patches.
+        spatial_merge_size: patches per merged side.
+        vit_merger_window_size: merged patches per window side; border windows are smaller.
+        patch_size: not used, as in the original.
+        spatial_merge_unit: patches per merged patch; the lengths are in patches.
+
+    Returns:
+        ``(index int32 [merged patches], cumulative lengths int32 [windows + 1])``.
+
+    Raises:
+        ValueError: shapes, types or sizes do not fit.
+    """
+    check_grid("get_window_index", "grid_thw", grid_thw)
+    check_merge("get_window_index", spatial_merge_size)
+    if vit_merger_window_size < 1:
+        raise ValueError(
+            f"get_window_index: vit_merger_window_size must be positive, found {vit_merger_window_size}"
+        )
+    if chosen() == "wallx_csrc":
+        from glm_pto_kernels.wallx.native import extension
+
+        return extension().get_window_index(
+            grid_thw.to(torch.int32),
+            spatial_merge_size,
+            vit_merger_window_size,
+            patch_size,
+            spatial_merge_unit,
+        )
+    return reference(grid_thw, spatial_merge_size, vit_merger_window_size, spatial_merge_unit)

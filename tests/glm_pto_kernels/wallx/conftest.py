@@ -1,0 +1,70 @@
+"""Where the wall-x tests run: the torch reference, Triton's interpreter on the CPU, Triton on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from glm_pto_kernels.wallx import backends
+
+
+@dataclass(frozen=True)
+class Place:
+    """A backend and the device that its tensors live on."""
+
+    name: str
+    device: str
+
+    @property
+    def slow(self) -> bool:
+        """The interpreter takes milliseconds for every program: small sizes only."""
+        return self.name == "interpret"
+
+    def skip_slow(self, elements: int) -> None:
+        if self.slow and elements > 4000:
+            pytest.skip("too large for the interpreter")
+
+
+PLACES = [
+    pytest.param(Place("torch", "cpu"), id="torch"),
+    pytest.param(Place("interpret", "cpu"), id="interpret", marks=pytest.mark.interpret),
+    pytest.param(Place("triton", "cuda"), id="gpu", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    where: Place = request.param
+    if where.name == "interpret":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        read_scalars_of_new_numpy(monkeypatch)
+    elif where.device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    elif where.device == "cuda" and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("TRITON_INTERPRET is set: kernels would not run on the GPU")
+    torch.manual_seed(0)
+    with backends.using("torch" if where.name == "torch" else "triton"):
+        yield where
+
+
+def read_scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's interpreter calls int() on one-element arrays, which numpy 2.4 no longer allows."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.fixture(autouse=True)
+def reset_backend() -> Iterator[None]:
+    yield
+    backends.use(None)

@@ -1,0 +1,130 @@
+"""The choice of a backend, and the two faces of the interface."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from glm_pto_kernels import wallx
+from glm_pto_kernels.wallx import backends, csrc
+
+X = torch.ones(2, 2)
+
+
+def test_automatic_choice_on_the_cpu_is_the_reference():
+    backends.use(None)
+    assert backends.resolve(on_gpu=False) == "torch"
+
+
+def test_an_explicit_choice_does_not_fall_back():
+    with wallx.using("triton"), pytest.raises(RuntimeError, match="not on a GPU"):
+        wallx.asym_dual_gmm_separated(X, X, X, X)
+    with wallx.using("wallx_csrc"), pytest.raises(RuntimeError, match="no module of that name"):
+        wallx.asym_dual_gmm_separated(X, X, X, X)
+    wallx.asym_dual_gmm_separated(X, X, X, X)
+
+
+def test_unknown_names_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="expected one of auto, triton"):
+        wallx.use("cuda")
+    monkeypatch.setenv(backends.VARIABLE, "cuda")
+    with pytest.raises(ValueError, match=backends.VARIABLE):
+        backends.chosen()
+
+
+def test_triton_is_not_imported_before_it_is_needed():
+    code = "import sys, glm_pto_kernels.wallx.csrc; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_extension_is_called_as_it_expects(monkeypatch):
+    """A stand-in extension: contiguous inputs, int32 ids, results copied to strided outputs."""
+
+    class Extension:
+        @staticmethod
+        def asym_dual_gmm(a0, a1, b0, b1, o0, o1, trans_a, trans_b):
+            assert all(t.is_contiguous() for t in (a0, a1, b0, b1, o0, o1))
+            o0.copy_(a0 @ b0)
+            o1.copy_(a1 @ b1)
+
+        @staticmethod
+        def permute(x, indices, rows, workspace, slots):
+            assert indices.dtype == torch.int32
+            assert isinstance(workspace, list)
+            return x, indices, [*workspace, slots]
+
+        @staticmethod
+        def rope(q, k, cos, sin, q_out, k_out, sections):
+            assert q_out is not q
+            assert sections == [2, 0, 0]
+            q_out.copy_(q + 1)
+            k_out.copy_(k + 2)
+
+    monkeypatch.setitem(sys.modules, "wallx_csrc", Extension)
+    monkeypatch.setattr(backends, "resolve", lambda on_gpu: "wallx_csrc")
+    backends.use(None)
+    out = torch.zeros(2, 4)[:, ::2]
+    wallx.asym_dual_gmm_separated(X.t(), X, X, X, out, torch.empty(2, 2))
+    assert torch.equal(out, X @ X)
+    assert csrc.permute(X, torch.zeros(2, 1, dtype=torch.long), 0, [], 9)[2] == [9]
+    q, table = torch.zeros(1, 1, 2, 2), torch.zeros(3, 1, 2, 2)
+    csrc.rope(q, q.clone(), table, table, q, q.clone(), [2, 0, 0])
+    assert torch.equal(q, torch.ones_like(q))
+    with pytest.raises(ValueError, match="cannot mask"):
+        wallx.permute(X, torch.zeros(2, 1, dtype=torch.int32), 0, [], 2, mask_negative=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("asym_dual_gmm", ["a0", "a1", "b0", "b1", "o0", "o1", "trans_a", "trans_b"]),
+        ("permute", ["input", "indices", "num_out_tokens", "workspace", "max_expanded_token_num"]),
+        ("unpermute", ["input", "row_id_map", "prob", "max_tokens", "num_topK"]),
+        ("unpermute_bwd", ["input_bwd", "input_fwd", "row_id_map", "prob"]),
+        ("rope", ["q", "k", "cos", "sin", "q_out", "k_out", "mrope_section_doubled"]),
+        (
+            "rope_bwd",
+            ["grad_q_out", "grad_k_out", "q", "k", "cos", "sin", "grad_q", "grad_k", "mrope_section_doubled"],
+        ),
+        (
+            "rope_index",
+            [
+                "input_ids",
+                "image_grid_thw",
+                "video_grid_thw",
+                "second_per_grid_ts",
+                "attention_mask",
+                "spatial_merge_size",
+                "image_token_id",
+                "video_token_id",
+                "vision_start_token_id",
+                "tokens_per_second",
+            ],
+        ),
+        ("rot_pos_emb", ["inv_freq", "grid_thw", "spatial_merge_size"]),
+        (
+            "get_window_index",
+            [
+                "grid_thw",
+                "spatial_merge_size",
+                "vit_merger_window_size",
+                "patch_size",
+                "spatial_merge_unit",
+            ],
+        ),
+    ],
+)
+def test_the_raw_module_has_the_positional_arguments(name, arguments):
+    positional = [
+        p.name for p in inspect.signature(getattr(csrc, name)).parameters.values() if p.kind != p.KEYWORD_ONLY
+    ]
+    assert positional == arguments
+    assert name in csrc.__all__
+
+
+def test_the_raw_module_has_nothing_else():
+    assert len(csrc.__all__) == 9

@@ -1,0 +1,353 @@
+"""permute, unpermute and their gradients. F1 ...: the failure cases of docs/wallx.md."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from glm_pto_kernels import wallx
+from glm_pto_kernels.wallx import reference
+
+# TransformerEngine's tolerances for the same operators: relative, with 1e-5 absolute.
+RELATIVE = {torch.float32: 1e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+TYPES = list(RELATIVE)
+# (T, K, H, experts, num_out_tokens)
+SHAPES = [
+    pytest.param((5, 2, 16, 3, 0), id="small"),
+    pytest.param((37, 5, 24, 7, 0), id="top5"),
+    pytest.param((33, 1, 40, 2, 0), id="top1"),
+    pytest.param((33, 2, 24, 4, 41), id="drops"),
+    pytest.param((9, 3, 8, 4, 40), id="more_rows_than_slots"),
+    pytest.param((4096, 2, 64, 8, 2039), id="TE_top2_drops"),
+    pytest.param((4096, 5, 64, 8, 0), id="TE_top5"),
+    pytest.param((300, 8, 1000, 64, 0), id="odd_hidden"),
+]
+
+
+def slots_by_loop(ids, tokens, top_k, rows):
+    """The row map by the definition: Python's stable sort."""
+    flat = ids.reshape(-1).tolist()
+    row_map = [0] * (tokens * top_k)
+    for row, slot in enumerate(sorted(range(len(flat)), key=lambda s: flat[s])):
+        token, k = divmod(slot, top_k)
+        row_map[k * tokens + token] = row if row < rows else -1
+    return row_map
+
+
+def made(place, tokens, top_k, hidden, experts, dtype=torch.float32, index=torch.int32, low=0):
+    x = torch.randn(tokens, hidden, device=place.device).to(dtype)
+    ids = torch.randint(low, experts, (tokens, top_k), dtype=index, device=place.device)
+    return x, ids
+
+
+def permute(x, ids, rows=0, **keywords):
+    return wallx.permute(x, ids, rows, [], ids.numel(), **keywords)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_permute_is_a_stable_sort(place, shape, index):
+    tokens, top_k, hidden, experts, rows = shape
+    place.skip_slow(tokens * top_k * 8)
+    x, ids = made(place, tokens, top_k, hidden, experts, index=index)
+    permuted, row_map, _ = permute(x, ids, rows)
+    count = rows or tokens * top_k
+    assert permuted.shape == (count, hidden)
+    assert row_map.dtype == torch.int32
+    assert row_map.tolist() == slots_by_loop(ids, tokens, top_k, count)
+    for k, targets in enumerate(row_map.view(top_k, tokens)):
+        assert torch.equal(permuted[targets[targets >= 0].long()], x[targets >= 0]), k
+    assert not permuted[tokens * top_k :].any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_unpermute_sums_in_fp32(place, shape, dtype, weighted):
+    """F8: sums of bf16 rows are kept in fp32."""
+    tokens, top_k, hidden, experts, rows = shape
+    place.skip_slow(tokens * top_k * 8)
+    _, ids = made(place, tokens, top_k, hidden, experts)
+    _, row_map, _ = reference.permute(torch.zeros(tokens, 1, device=place.device), ids, rows, False)
+    y = torch.randn(rows or tokens * top_k, hidden, device=place.device).to(dtype)
+    prob = torch.rand(tokens, top_k, device=place.device) if weighted else None
+    out = wallx.unpermute(y, row_map, prob, tokens, top_k)
+    exact = reference.unpermute(y.double(), row_map, prob, tokens, top_k)
+    torch.testing.assert_close(out.double(), exact, rtol=RELATIVE[dtype], atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_unpermute_bwd(place, shape, dtype):
+    tokens, top_k, hidden, experts, rows = shape
+    place.skip_slow(tokens * top_k * 8)
+    grad, ids = made(place, tokens, top_k, hidden, experts, dtype)
+    _, row_map, _ = reference.permute(torch.zeros(tokens, 1, device=place.device), ids, rows, False)
+    y = torch.randn(rows or tokens * top_k, hidden, device=place.device).to(dtype)
+    prob = torch.rand(tokens, top_k, device=place.device)
+    act_grad, prob_grad = wallx.unpermute_bwd(grad, y, row_map, prob)
+    exact = reference.unpermute_bwd(grad.double(), y.double(), row_map, prob.double())
+    torch.testing.assert_close(act_grad.double(), exact[0], rtol=RELATIVE[dtype], atol=1e-5)
+    assert prob_grad.dtype == torch.float32
+    torch.testing.assert_close(prob_grad.double(), exact[1], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("low", [-1, -3])
+def test_F1_negative_ids_sort_first_as_in_the_original(place, low):
+    x, ids = made(place, 11, 2, 8, 3, low=low)
+    _, row_map, _ = permute(x, ids)
+    assert row_map.tolist() == slots_by_loop(ids, 11, 2, 22)
+
+
+def test_F1_negative_ids_can_be_masked(place):
+    x, ids = made(place, 11, 2, 8, 3, low=-1)
+    x[:, :] = 1
+    permuted, row_map, _ = permute(x, ids, mask_negative=True)
+    kept = int((ids >= 0).sum())
+    assert torch.equal(row_map.view(2, 11).t() >= 0, ids >= 0)
+    assert sorted(row_map[row_map >= 0].tolist()) == list(range(kept))
+    assert permuted[:kept].all()
+    assert not permuted[kept:].any()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 22, 30, 0, -5])
+def test_F3_any_number_of_output_rows(place, rows):
+    x, ids = made(place, 11, 2, 8, 3)
+    permuted, row_map, _ = permute(x, ids, rows)
+    count = rows if rows > 0 else 22
+    assert permuted.shape[0] == count
+    assert int((row_map >= 0).sum()) == min(count, 22)
+    assert not permuted[22:].any()
+    again = wallx.permute_with_map(x, row_map, count, 2)
+    assert torch.equal(again, permuted)
+
+
+def test_F4_zero_tokens(place):
+    x, ids = made(place, 0, 2, 8, 3)
+    permuted, row_map, _ = permute(x, ids)
+    assert permuted.shape == (0, 8)
+    assert row_map.shape == (0,)
+    prob = torch.ones(0, 2, device=place.device)
+    assert wallx.unpermute(permuted, row_map, prob, 0, 2).shape == (0, 8)
+    act, weight = wallx.unpermute_bwd(x, permuted, row_map, prob)
+    assert act.shape == (0, 8)
+    assert weight.shape == (0, 2)
+
+
+@pytest.mark.parametrize("rows", [9, 22, 40])
+def test_F6_nan_in_unmapped_rows_does_not_leak(place, rows):
+    x, ids = made(place, 11, 2, 8, 3, low=-1)
+    _, row_map, _ = permute(x, ids, rows, mask_negative=True)
+    y = torch.full((rows, 8), float("nan"), device=place.device)
+    y[row_map[row_map >= 0].long()] = 1.0
+    prob = torch.rand(11, 2, device=place.device)
+    for weights in (prob, None):
+        assert not wallx.unpermute(y, row_map, weights, 11, 2).isnan().any()
+    act_grad, prob_grad = wallx.unpermute_bwd(x, y, row_map, prob)
+    assert not act_grad.isnan().any()
+    assert not prob_grad.isnan().any()
+    unmapped = torch.ones(rows, dtype=torch.bool, device=place.device)
+    unmapped[row_map[row_map >= 0].long()] = False
+    assert not act_grad[unmapped].any()
+    assert not prob_grad[row_map.view(2, 11).t() < 0].any()
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 7, 13, 24])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_F7_odd_sizes_and_misaligned_strided_views(place, hidden, dtype):
+    wide = torch.randn(12, 2 * hidden + 3, device=place.device).to(dtype)
+    ids = torch.randint(0, 3, (3, 11), dtype=torch.int32, device=place.device).t()[:, ::2]
+    for x in (wide[1:, 1 : 1 + hidden], wide[:11, 0 : 2 * hidden : 2]):
+        permuted, row_map, _ = permute(x, ids)
+        expected = reference.permute(x, ids, 0, False)
+        assert torch.equal(row_map, expected[1])
+        assert torch.equal(permuted, expected[0])
+        back = wallx.unpermute(permuted, row_map, None, 11, 2)
+        torch.testing.assert_close(back.float(), 2 * x.float(), rtol=2e-2, atol=1e-5)
+
+
+def test_top1_ignores_prob_as_in_the_original(place):
+    x, ids = made(place, 9, 1, 8, 2)
+    permuted, row_map, _ = permute(x, ids)
+    prob = torch.rand(9, 1, device=place.device)
+    assert torch.equal(wallx.unpermute(permuted, row_map, prob, 9, 1), x)
+    for weights in (prob, None):
+        act_grad, prob_grad = wallx.unpermute_bwd(x, permuted, row_map, weights)
+        assert torch.equal(act_grad, permuted)
+        assert prob_grad.shape == (9, 1)
+        assert not prob_grad.any()
+
+
+def test_empty_prob_is_a_plain_sum(place):
+    x, ids = made(place, 9, 2, 8, 2)
+    permuted, row_map, _ = permute(x, ids)
+    torch.testing.assert_close(wallx.unpermute(permuted, row_map, torch.tensor([]), 9, 2), 2 * x)
+
+
+def test_workspace_is_reused_and_replaced_when_too_small(place):
+    x, ids = made(place, 7, 2, 8, 3)
+    permuted, row_map, workspace = wallx.permute(x, ids, 0, [], 1000)
+    again = wallx.permute(x, ids, 0, workspace, 1000)
+    assert torch.equal(again[0], permuted)
+    assert torch.equal(again[1], row_map)
+    small = [torch.zeros(1, dtype=torch.int32, device=place.device)]
+    assert torch.equal(wallx.permute(x, ids, 0, small, 1000)[1], row_map)
+    assert torch.equal(wallx.permute(x, ids, 0, torch.tensor([]), 1000)[1], row_map)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("chunks_in_row", "experts"), [(128, 5), (1, 5), (128, 3000), (1, 3000)], ids=str)
+def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts):
+    """The kernels of long lists, at a size for the interpreter; 3000 experts do not fit the table."""
+    if place.name == "torch":
+        pytest.skip("the reference has one way of sorting")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.permute")
+    for kernel in ("COUNT", "SCAN", "PERMUTE"):
+        monkeypatch.setattr(getattr(kernels, kernel), "variants", {})
+    monkeypatch.setattr(kernels, "PAIRS", 4)
+    monkeypatch.setattr(kernels, "CHUNK_SLOTS", 16)
+    monkeypatch.setattr(kernels, "CHUNKS_IN_ROW", chunks_in_row)
+    monkeypatch.setattr(kernels, "BINS", 64)
+    x, ids = made(place, 21, 3, 8, experts, low=-1)
+    permuted, row_map, _ = permute(x, ids, 50, mask_negative=masked)
+    expected = reference.permute(x, ids, 50, masked)
+    assert torch.equal(row_map, expected[1])
+    assert torch.equal(permuted, expected[0])
+
+
+def test_gradients_of_first_and_second_order():
+    ids = torch.tensor([[1, 0], [0, 2], [-1, 1], [2, 2], [0, 1]])
+    x = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+    for rows in (0, 7, 12):
+        for masked in (False, True):
+            assert gradcheck(lambda x: permute(x, ids, rows, mask_negative=masked)[0], (x,))  # noqa: B023
+        _, row_map, _ = permute(x.detach(), ids, rows, mask_negative=True)
+        count = rows or 10
+        assert gradcheck(lambda x: wallx.permute_with_map(x, row_map, count, 2), (x,))  # noqa: B023
+        y = torch.randn(count, 3, dtype=torch.double, requires_grad=True)
+        prob = torch.rand(5, 2, dtype=torch.double, requires_grad=True)
+
+        def combine(y, prob):
+            return wallx.unpermute(y, row_map, prob, 5, 2)  # noqa: B023
+
+        assert gradcheck(combine, (y, prob))
+        assert gradgradcheck(combine, (y, prob))
+        assert gradcheck(lambda y: wallx.unpermute(y, row_map, None, 5, 2), (y,))  # noqa: B023
+        grad = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+        assert gradcheck(lambda g, y, p: wallx.unpermute_bwd(g, y, row_map, p), (grad, y, prob))  # noqa: B023
+
+
+def test_registered_operators_pass_torchs_checks():
+    x = torch.randn(5, 4, requires_grad=True)
+    ids = torch.randint(0, 3, (5, 2))
+    ops = torch.ops.glm_pto_wallx
+    torch.library.opcheck(ops.permute, (x, ids, 7, True))
+    _, row_map = ops.permute(x.detach(), ids, 7, True)
+    y = torch.randn(7, 4, requires_grad=True)
+    prob = torch.rand(5, 2, requires_grad=True)
+    torch.library.opcheck(ops.permute_with_map, (x, row_map, 7, 2))
+    torch.library.opcheck(ops.unpermute, (y, row_map, prob, 5, 2))
+    torch.library.opcheck(ops.unpermute_bwd, (x, y, row_map, prob))
+
+
+def test_compiled_as_one_graph_with_gradients():
+    ids = torch.randint(0, 3, (6, 2))
+
+    def layer(x, prob):
+        permuted, row_map, _ = wallx.permute(x, ids, 0, [], 12)
+        return wallx.unpermute(permuted * 2, row_map, prob, 6, 2).square().sum()
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for run in (layer, compiled):
+        torch.manual_seed(1)
+        x = torch.randn(6, 4, requires_grad=True)
+        prob = torch.rand(6, 2, requires_grad=True)
+        run(x, prob).backward()
+        results.append((x.grad, prob.grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"input": torch.zeros(4, 8, 1)}, ValueError, "expected input"),
+        ({"input": torch.zeros(5, 8)}, ValueError, "expected input"),
+        ({"input": torch.zeros(4, 8, dtype=torch.int32)}, TypeError, "floating"),
+        ({"indices": torch.zeros(4, 2)}, TypeError, "int32 or int64"),
+        ({"indices": torch.zeros(4, 2, dtype=torch.int16)}, TypeError, "int32 or int64"),
+        ({"max_expanded_token_num": 7}, ValueError, "max_expanded_token_num is 7"),
+    ],
+    ids=["rank", "tokens", "integers", "float_ids", "int16_ids", "max_expanded"],
+)
+def test_permute_refuses(change, error, says):
+    arguments = {
+        "input": torch.zeros(4, 8),
+        "indices": torch.zeros(4, 2, dtype=torch.int32),
+        "num_out_tokens": 0,
+        "workspace": [],
+        "max_expanded_token_num": 8,
+    }
+    with pytest.raises(error, match=says):
+        wallx.permute(**(arguments | change))
+
+
+def test_unpermute_refuses():
+    y, row_map = torch.zeros(8, 4), torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"row_id_map must be \[K\*T\]"):
+        wallx.unpermute(y, row_map, None, 3, 2)
+    with pytest.raises(TypeError, match="row_id_map must be int32"):
+        wallx.unpermute(y, row_map.long(), None, 4, 2)
+    with pytest.raises(ValueError, match=r"prob must be \[T, K\]"):
+        wallx.unpermute(y, row_map, torch.ones(2, 4), 4, 2)
+    with pytest.raises(TypeError, match="prob must be floating"):
+        wallx.unpermute(y, row_map, torch.ones(4, 2, dtype=torch.int32), 4, 2)
+    with pytest.raises(ValueError, match="input_fwd must be"):
+        wallx.unpermute_bwd(torch.zeros(4, 4), torch.zeros(8, 5), row_map, torch.ones(4, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [100, 6144])
+def test_F13_side_stream_and_graph_capture(place, tokens):
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    x, ids = made(place, tokens, 2, 64, 4, torch.bfloat16)
+    prob = torch.rand(tokens, 2, device="cuda")
+
+    def step():
+        permuted, row_map, _ = permute(x, ids)
+        out = wallx.unpermute(permuted, row_map, prob, tokens, 2)
+        return out, *wallx.unpermute_bwd(out, permuted, row_map, prob)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(2):
+        x.copy_(torch.randn_like(x))
+        ids.copy_(torch.randint_like(ids, 0, 4))
+        graph.replay()
+        torch.testing.assert_close(captured, step(), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_F2_offsets_beyond_31_bits(place):
+    """More than 2^31 elements: 4.3 GB in, 4.3 GB out."""
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    tokens, hidden = 2**19 + 3, 4096
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="cuda").normal_()
+    ids = torch.randint(0, 4, (tokens, 1), dtype=torch.int32, device="cuda")
+    permuted, row_map, _ = permute(x, ids)
+    last = row_map[-5:].long()
+    assert torch.equal(permuted[last], x[-5:])
+    assert torch.equal(wallx.unpermute(permuted, row_map, None, tokens, 1), x)
+    assert torch.equal(wallx.unpermute_bwd(x, permuted, row_map, None)[0], permuted)

@@ -1,0 +1,140 @@
+"""Three-axis position ids, against the walk over tokens that defines them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glm_pto_kernels.wallx import get_rope_index
+
+IMAGE, VIDEO, START, MERGE, RATE = 101, 102, 100, 2, 2.0
+
+
+def walk(row, mask, images, videos, seconds):
+    """One sequence, token by token. ``images``, ``videos``: iterators shared by the batch."""
+    live = [i for i, m in enumerate(mask) if m]
+    positions = dict.fromkeys(range(len(row)), (1, 1, 1))
+    following, at = 0, 0
+    while at < len(live):
+        token = row[live[at]]
+        after_start = at > 0 and row[live[at - 1]] == START
+        if after_start and token in (IMAGE, VIDEO):
+            t, h, w = next(videos if token == VIDEO else images)
+            step = next(seconds) * RATE if token == VIDEO else 0.0
+            h, w = h // MERGE, w // MERGE
+            span = [(int(f * step), r, c) for f in range(t) for r in range(h) for c in range(w)]
+            for offset in span:
+                positions[live[at]] = tuple(following + o for o in offset)
+                at += 1
+            following += max(int((t - 1) * step) + 1, h, w)
+        else:
+            positions[live[at]] = (following,) * 3
+            following += 1
+            at += 1
+    highest = max((max(positions[i]) for i in live), default=-1)
+    return [positions[i] for i in range(len(row))], highest + 1 - len(row)
+
+
+def expected(ids, mask, images, videos, seconds):
+    images, videos, seconds = (iter(x.tolist() if x is not None else []) for x in (images, videos, seconds))
+    rows = [walk(r, m, images, videos, seconds) for r, m in zip(ids.tolist(), mask.tolist(), strict=True)]
+    return torch.tensor([r[0] for r in rows]).permute(2, 0, 1), torch.tensor([[r[1]] for r in rows])
+
+
+def tokens(*pieces):
+    """Text counts and ("i" | "v", patches) spans, as ids."""
+    ids = []
+    for piece in pieces:
+        if isinstance(piece, int):
+            ids += [7] * piece
+        else:
+            ids += [START] + [IMAGE if piece[0] == "i" else VIDEO] * piece[1]
+    return ids
+
+
+def padded(rows, side):
+    length = max(map(len, rows))
+    fill = [[0] * (length - len(r)) for r in rows]
+    ids = [f + r if side == "left" else r + f for f, r in zip(fill, rows, strict=True)]
+    live = [[1] * len(r) for r in rows]
+    mask = [f + m if side == "left" else m + f for f, m in zip(fill, live, strict=True)]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def run(ids, mask=None, images=None, videos=None, seconds=None):
+    return get_rope_index(ids, images, videos, seconds, mask, MERGE, IMAGE, VIDEO, START, RATE)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_mixed_batch_with_padding_on_either_side(side):
+    """The original counts left padding in its image path only."""
+    images = torch.tensor([[1, 4, 6], [1, 2, 8], [1, 6, 4]])
+    videos = torch.tensor([[3, 4, 4], [2, 2, 6]])
+    seconds = torch.tensor([0.7, 1.5])
+    ids, mask = padded(
+        [
+            tokens(3, ("i", 6), 2, ("v", 12), 4),
+            tokens(5),
+            tokens(("i", 4), ("i", 6), 1, ("v", 6)),
+        ],
+        side,
+    )
+    result = run(ids, mask, images, videos, seconds)
+    reference = expected(ids, mask, images, videos, seconds)
+    assert torch.equal(result[0], reference[0])
+    assert torch.equal(result[1], reference[1])
+
+
+def test_text_only():
+    ids, mask = padded([tokens(5), tokens(3)], "left")
+    position, delta = run(ids, mask)
+    assert position[0].tolist() == [[0, 1, 2, 3, 4], [1, 1, 0, 1, 2]]
+    assert delta.tolist() == [[0], [-2]]
+    position, delta = run(ids)
+    assert torch.equal(position, torch.arange(5).expand(3, 2, 5))
+    assert delta.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("width", [41, 47, 55, 61])
+def test_widths_that_the_original_divides_wrongly(width):
+    """It divides through a rounded fp32 reciprocal."""
+    images = torch.tensor([[1, 2 * 6, 2 * width]])
+    ids = torch.tensor([tokens(1, ("i", 6 * width), 1)])
+    result = run(ids, None, images)
+    reference = expected(ids, torch.ones_like(ids), images, None, None)
+    assert torch.equal(result[0], reference[0])
+    assert torch.equal(result[1], reference[1])
+
+
+def test_more_than_64_images():
+    images = torch.tensor([[1, 2, 4]] * 70)
+    ids = torch.tensor([tokens(*[("i", 2)] * 70)])
+    assert torch.equal(run(ids, None, images)[0], expected(ids, torch.ones_like(ids), images, None, None)[0])
+
+
+def test_seconds_default_to_one():
+    videos = torch.tensor([[3, 2, 2]])
+    ids = torch.tensor([tokens(1, ("v", 3))])
+    assert torch.equal(run(ids, None, None, videos)[0], run(ids, None, None, videos, torch.ones(1))[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_empty(shape):
+    position, delta = run(torch.zeros(shape, dtype=torch.long), None, torch.tensor([[1, 2, 2]]))
+    assert position.shape == (3, *shape)
+    assert delta.shape == (shape[0], 1)
+
+
+def test_refuses():
+    ids = torch.tensor([tokens(1, ("i", 1), ("i", 1), ("v", 1))])
+    one = torch.tensor([[1, 2, 2]])
+    with pytest.raises(ValueError, match="image_grid_thw has 1 rows"):
+        run(ids, None, one, one)
+    with pytest.raises(ValueError, match="video_grid_thw is missing"):
+        run(ids, None, one.repeat(2, 1))
+    with pytest.raises(ValueError, match="does not have the shape of input_ids"):
+        run(ids, torch.ones(1, 2))
+    with pytest.raises(ValueError, match=r"image_grid_thw must be integers \[N, 3\]"):
+        run(ids, None, torch.zeros(2, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="input_ids must be integers"):
+        run(ids.float())
