@@ -41,6 +41,8 @@ LATER = {
 PROGRAMS = {"cli/registry.py"}
 MODULE_LINES, FUNCTION_LINES, COMMAND_LINES = 300, 45, 30
 KERNEL_BODIES = {"pypto", "wallx"}
+#: Loaded by the first call that needs a kernel, never before (test_backends of wallx proves it).
+LATE_FOLDER = "glm_pto_kernels/wallx/triton/"
 DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "core", "base"}
 
 
@@ -84,7 +86,8 @@ def allowed(part: str, module: str, at_import: bool) -> bool:
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_imports_go_one_way(path: Path) -> None:
     part = path.relative_to(ROOT).parts[0]
-    assert [m for m, at_import in imports(path) if not allowed(part, m, at_import)] == []
+    late = name(path).startswith(LATE_FOLDER)
+    assert [m for m, at_import in imports(path) if not allowed(part, m, at_import and not late)] == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How times are taken on a GPU: four numbers that mean different things, and a round-robin for matrix products."""
+"""How times are taken on a GPU: four numbers that mean different things, and a round-robin for GEMMs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALLS = 10
 
 
 class Flush:
-    """Writes more than the L2 cache holds, so that every call finds it cold; also hides host time behind it."""
+    """Writes more than the L2 cache holds, so that calls find it cold; host time hides behind it."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
@@ -100,7 +100,7 @@ def back_to_back(call: Call, inner: int = 300) -> float:
 
 
 def interleaved(calls: Sequence[Call], rounds: int, flush: bool = True) -> list[float]:
-    """Median us of each call, taken in turn under steady load: isolated GEMM times move with heat and clocks."""
+    """Median us of each call, in turn under steady load: isolated times move with heat."""
     cold = Flush()
     hot = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     for _ in range(100):
