@@ -34,10 +34,11 @@ def status(targets: Targets = (), options: Options | None = None, *, python: Pat
         if memory is not None:
             found.append(memory.report)
             continue
+        from glm_pto.codemods import origin
         from glm_pto.codemods.survey import choose, survey
         from glm_pto.codemods.survey import report as full_report
 
-        found.append(full_report(*survey(tree, choose(asked))))
+        found.append(origin.annotate(full_report(*survey(tree, choose(asked)))))
     return Result(tuple(found))
 
 
@@ -61,12 +62,15 @@ def apply(targets: Targets = (), options: Options | None = None, *, python: Path
 
 def revert(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
     """Take every chosen guard out; the guards themselves are enough, no backup or state is needed."""
+    from glm_pto.codemods import origin
     from glm_pto.codemods.prepare import prepare_revert
     from glm_pto.codemods.survey import choose
 
     asked = options or Options()
     choose(asked)
-    return _run("revert", [prepare_revert(tree, asked) for tree in settled(targets, python)], asked)
+    prepared = [prepare_revert(tree, asked) for tree in settled(targets, python)]
+    told = [replace(one, report=origin.annotate(one.report)) for one in prepared]
+    return _run("revert", told, asked)
 
 
 def diff(
@@ -135,26 +139,27 @@ def _run(action: str, prepared: Sequence[Prepared], asked: Options) -> Result:
     if problems:
         raise Refusal(*problems, findings=tuple(f for one in prepared for f in one.report.findings))
     if not asked.dry_run:
-        prepared = _write_all(prepared)
+        prepared = _write_all(action, prepared)
     return Result(tuple(one.report for one in prepared), action, any(one.changes for one in prepared))
 
 
-def _write_all(prepared: Sequence[Prepared]) -> list[Prepared]:
+def _write_all(action: str, prepared: Sequence[Prepared]) -> list[Prepared]:
     """One transaction a tree; where a later tree fails, the earlier ones are put back."""
     done: list[Prepared] = []
     try:
         for one in prepared:
-            done.append(_write(one))
+            done.append(_write(action, one))
     except BaseException:
         for one in reversed(done):
-            _write(replace(one, changes=tuple(_reverse(c) for c in one.changes), memory={}))
+            _write(action, replace(one, changes=tuple(_reverse(c) for c in one.changes), memory={}))
         raise
     return done
 
 
-def _write(one: Prepared) -> Prepared:
+def _write(action: str, one: Prepared) -> Prepared:
     """Carry one tree out; what the user should know becomes notes of its report."""
-    if not one.changes:
+    outdated = action == "revert" and os.path.lexists(one.tree.root / ".glm-pto")
+    if not one.changes and not outdated:
         return one
     from glm_pto import __version__
     from glm_pto.codemods import transaction

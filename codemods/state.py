@@ -113,9 +113,24 @@ def merge(
     return Record(tool, dict(sorted(files.items())), survey or {})
 
 
+def prune(root: Path, record: Record | None) -> Record | None:
+    """The record without files that hold nothing of ours any more: reinstalled, reverted by hand, or gone."""
+    if record is None:
+        return None
+    kept = {path: file for path, file in record.files.items() if _holds(root / path, file.made)}
+    return Record(record.tool, kept, record.survey)
+
+
 def standing(text: bytes) -> tuple[str, ...]:
     """The sites whose guards stand in a file, by their markers alone."""
     return tuple(dict.fromkeys(name.decode("ascii") for name in _MARKER.findall(text)))
+
+
+def _holds(path: Path, made: bool) -> bool:
+    try:
+        return path.is_file() and (made or bool(standing(path.read_bytes())))
+    except OSError:
+        return True
 
 
 def _original(old: FileRecord | None, before: bytes) -> str | None:

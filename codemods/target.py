@@ -66,11 +66,12 @@ def cache_of(folder: Path, root: Path | None = None) -> Path | None:
 def read_only(folder: int, spot: Spot, found: os.stat_result | None) -> str | None:
     """Why the file, or its folder, is not ours to write; None where it is.
 
-    A file without any write permission is refused to root too: whoever made it so meant it.
+    What has no write permission at all is refused to root too: whoever made it so meant it.
     """
-    if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if not mode & 0o222 or not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
         return (
-            f"{spot.parent}: the folder is read-only for this user, so {spot.name} cannot be replaced; "
+            f"{spot.parent}: the folder is read-only (mode {mode:04o}), so {spot.name} cannot be replaced; "
             "run as its owner, or make a writable copy of the environment"
         )
     if found is None:

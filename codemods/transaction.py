@@ -56,10 +56,10 @@ def commit(
 ) -> Outcome:
     """Write ``changes`` to the tree at ``root``, and what they are to its state: all of it or nothing.
 
-    ``versions`` are those of the packages, ``tool`` that of glm-pto; the state keeps both,
-    and ``survey`` for `glm_pto.codemods.recall`. Raises `Refusal`
-    where something stands in the way before the first write (a file that is not as the plan read it or is
-    read-only, a link into a cache, another run) and `WriteFailure` after a failure, rolled back.
+    Without changes it only brings the state up to date. ``versions`` are those of the packages, ``tool`` that
+    of glm-pto; the state keeps both, and ``survey`` for `glm_pto.codemods.recall`. Raises `Refusal` where
+    something stands in the way before the first write (a file that is not as the plan read it, a read-only
+    one, a link into a cache, another run) and `WriteFailure` after a failure, rolled back.
     """
     outcome: Outcome | None = None
     try:
@@ -67,7 +67,8 @@ def commit(
             recovery = settle.settle(folders, control)
             todo, notes = steps.prepare(folders, changes)
             named = [(step.spot.path, step.look.mode, step.change) for step in todo if step.change]
-            record = state.merge(state.load(folders.root).record, named, versions, tool, survey)
+            known = state.prune(folders.root, state.load(folders.root).record)
+            record = state.merge(known, named, versions, tool, survey)
             todo += steps.remember(folders, record)
             if todo:
                 notes += _carry_out(folders, control, todo)
