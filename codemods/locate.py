@@ -105,6 +105,16 @@ def fit(form: Form, block: list[ast.stmt] | tuple[ast.stmt, ...]) -> Bindings | 
     return bound if allowed else None
 
 
+def stands(source: Source, form: Form, line: int) -> bool:
+    """Does the statement at ``line`` (from 0) stand in the function, and in the arm, that the form names?"""
+    return any(
+        _within(form, arms)
+        for function in functions(source.tree, form.scope)
+        for block, _, arms in blocks(function)
+        if any(statement.lineno == line + 1 for statement in block)
+    )
+
+
 def unmet(file: Source, form: Form) -> str | None:
     """The first scope of ``requires`` whose body (docstring aside) is not the reviewed text, or None."""
     for scope, text in form.requires:

@@ -194,7 +194,7 @@ def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
     row = replace(spot.finding, state=State.APPLIED, line=ours.header + 1)
     for form in forms:
         bound = locate.fit(form, ours.orelse)
-        if bound is None:
+        if bound is None or not locate.stands(file, form, ours.header):
             continue
         stale = not guard.as_written(file, ours, *edit.texts(form, bound))
         message = "the guard is of an older version; apply renews it" if stale else ""

@@ -225,3 +225,11 @@ def test_refuses(patient: Make, text: str, state: State) -> None:
 def test_reached(patient: Make, ascend: str, default: bool | None, words: str) -> None:
     fact = patient({FILE: choice()}, **({"vllm_ascend": ascend} if ascend else {})).reached()
     assert fact.by_default is default and words in fact.when
+
+
+@pytest.mark.parametrize("text", [decode(), decode(window=WINDOW_AND_ROWS), captured(EAGER, EAGER), choice()])
+def test_an_applied_form_keeps_its_name(patient: Make, text: str) -> None:
+    tree = patient({FILE: text})
+    before = tree.finding().form
+    tree.apply()
+    assert tree.finding().form == before

@@ -341,3 +341,11 @@ def test_reached(patient: Make, place: str, vllm: str, ascend: str, default: boo
     tree = patient(files, vllm=vllm, **({"vllm_ascend": ascend} if ascend else {}))
     assert tree.reached(place).by_default is default
     assert words in tree.reached(place).when
+
+
+@pytest.mark.parametrize("owner", ["AscendFusedMoE", "AscendMoERunner"])
+def test_an_applied_form_keeps_its_name(patient: Make, owner: str) -> None:
+    tree = patient({FUSED: choice(owner)})
+    before = tree.finding().form
+    tree.apply()
+    assert tree.finding().form == before
