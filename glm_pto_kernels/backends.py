@@ -15,6 +15,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from glm_pto_kernels import check, hardware, notice, switches
@@ -63,7 +64,6 @@ OPERATORS: dict[str, Operator] = {}
 CHOICES: dict[str, Choice] = {}
 CUSTOM: dict[str, Kernel | str] = {}
 CALLS: dict[str, int] = dict.fromkeys(NAMES, 0)
-NONE: dict[str, Any] = {}  # what a layer that is not a module has
 _KERNELS: dict[str, Kernel] = {}
 
 
@@ -130,14 +130,14 @@ def _sizes(backend: str, name: str) -> Callable[..., str | None] | None:
     if backend == "upstream":
         from glm_pto_kernels import upstream
 
-        return upstream.SIZES[name]
+        return cache(upstream.SIZES[name])
     try:
         module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("glm_pto_kernels.pypto"):
             raise
         return None
-    return module.refusal  # type: ignore[no-any-return]
+    return cache(module.refusal)
 
 
 def register(operator: str, function: Kernel) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, int8
-from glm_pto_kernels.backends import NONE
+from glm_pto_kernels.verdicts import NONE, keep
 
 BF16, INT8 = torch.bfloat16, torch.int8
+_KEPT = "_glm_pto_attention_pre"
 # A normalised value at the edge of two int8 steps may fall either way, and a bf16 result may round so.
 TOLERANCE = 2.0**-6
 
@@ -160,8 +162,26 @@ def _reason_of_shapes(
 def attention_pre_supported(
     layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
 ) -> bool:
-    """Whether `attention_pre` may stand in for this layer. Pure and traceable; static facts only."""
-    return _reason(layer, attention, positions, hidden_states) is None
+    """Whether `attention_pre` may stand in for this layer. Traceable; static facts only."""
+    if is_dynamo_compiling():
+        return _reason(layer, attention, positions, hidden_states) is None
+    qkv = getattr(attention, "_modules", NONE).get("qkv_proj")
+    weight = getattr(qkv, "_parameters", NONE).get("weight")
+    dtype = getattr(hidden_states, "dtype", None)
+    choice = backends.CHOICES["attention_pre"]
+    kept = getattr(attention, "__dict__", NONE).get(_KEPT)
+    if (
+        kept is not None
+        and kept[0] is choice
+        and kept[1]() is weight
+        and kept[2] is dtype
+        and getattr(positions, "ndim", 0) == 1
+    ):
+        return kept[3]  # type: ignore[no-any-return]
+    verdict = _reason(layer, attention, positions, hidden_states) is None
+    if getattr(positions, "ndim", 0) != 1:
+        return verdict
+    return keep(attention, _KEPT, verdict, choice, (weight,), dtype)
 
 
 def attention_pre_refusal(

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends
-from glm_pto_kernels.backends import NONE
+from glm_pto_kernels.verdicts import NONE, keep
 
 BF16, FP32 = torch.bfloat16, torch.float32
+_KEPT = "_glm_pto_gate"
 # fp32 sums of 5120 products in another order; relative to the largest logit.
 TOLERANCE = 2e-5
 
@@ -47,8 +49,16 @@ def _reason(layer: Any, hidden_states: torch.Tensor) -> str | None:
 
 
 def gate_supported(layer: Any, hidden_states: torch.Tensor) -> bool:
-    """Whether `gate` may stand in for this layer. Pure and traceable; static facts only."""
-    return _reason(layer, hidden_states) is None
+    """Whether `gate` may stand in for this layer. Traceable; static facts only."""
+    if is_dynamo_compiling():
+        return _reason(layer, hidden_states) is None
+    weight = getattr(layer, "_parameters", NONE).get("weight")
+    dtype = getattr(hidden_states, "dtype", None)
+    choice = backends.CHOICES["gate"]
+    kept = getattr(layer, "__dict__", NONE).get(_KEPT)
+    if kept is not None and kept[0] is choice and kept[1]() is weight and kept[2] is dtype:
+        return kept[3]  # type: ignore[no-any-return]
+    return keep(layer, _KEPT, _reason(layer, hidden_states) is None, choice, (weight,), dtype)
 
 
 def gate_refusal(layer: Any, hidden_states: torch.Tensor) -> str | None:

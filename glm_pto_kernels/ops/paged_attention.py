@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, notice
-from glm_pto_kernels.backends import NONE
+from glm_pto_kernels.verdicts import NONE, keep
 
 BF16 = torch.bfloat16
 # Probabilities and values in bf16 with fp32 sums, relative to the largest output.
@@ -26,6 +27,7 @@ ABSENT = (
     "enable_hamming_sparse",
     "pcp_enabled",
 )
+_KEPT = "_glm_pto_paged_attention"
 _COPY = "_glm_pto_lengths"
 
 
@@ -58,7 +60,7 @@ def reference(
     return out
 
 
-def _reason(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
+def _reason(impl: Any, query: torch.Tensor) -> str | None:
     choice = backends.CHOICES["paged_attention"]
     if choice.native is not None:
         return choice.native
@@ -70,6 +72,17 @@ def _reason(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
             return "the attention has a window, alibi slopes, sinks, a cap, sparsity or context parallelism"
     if known.get("attn_type", "decoder") != "decoder":
         return "the attention is not a decoder's"
+    if getattr(query, "dtype", None) is not BF16 or query.dim() != 3:
+        return "the query is not bf16 [tokens, heads, dim]"
+    if choice.off_cpu and query.is_cpu:
+        return "the query is on the CPU"
+    keys, values = known.get("key_cache"), known.get("value_cache")
+    if getattr(keys, "dtype", None) is not BF16 or getattr(values, "dtype", None) is not BF16:
+        return "there are no bf16 caches"
+    return _reason_of_shapes(choice, query, keys, values, known.get("num_kv_heads"))
+
+
+def _reason_of_step(query: torch.Tensor, attn_metadata: Any) -> str | None:
     if getattr(attn_metadata, "causal", True) is False:
         return "the attention is not causal"
     if (
@@ -77,17 +90,9 @@ def _reason(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
         or getattr(attn_metadata, "block_tables", None) is None
     ):
         return "the metadata has no seq_lens and block_tables"
-    if getattr(query, "dtype", None) is not BF16 or query.dim() != 3:
-        return "the query is not bf16 [tokens, heads, dim]"
-    on_cpu = query.is_cpu
-    if choice.off_cpu and on_cpu:
-        return "the query is on the CPU"
-    keys, values = known.get("key_cache"), known.get("value_cache")
-    if getattr(keys, "dtype", None) is not BF16 or getattr(values, "dtype", None) is not BF16:
-        return "there are no bf16 caches"
-    if not on_cpu and notice.capturing():
+    if not query.is_cpu and notice.capturing():
         return "a graph is being captured"
-    return _reason_of_shapes(choice, query, keys, values, known.get("num_kv_heads"))
+    return None
 
 
 def _reason_of_shapes(
@@ -107,16 +112,33 @@ def _reason_of_shapes(
 
 
 def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any) -> bool:
-    """Whether `paged_attention` may stand in for this call. Pure; static facts and the capture state only.
+    """Whether `paged_attention` may stand in for this call: static facts, and that no graph is captured.
 
     That the step is decode-only is the guard's own term, where the patched function serves other steps too.
     """
-    return _reason(impl, query, attn_metadata) is None
+    if is_dynamo_compiling():
+        return _reason(impl, query) is None and _reason_of_step(query, attn_metadata) is None
+    known = getattr(impl, "__dict__", NONE)
+    keys, values = known.get("key_cache"), known.get("value_cache")
+    dtype = getattr(query, "dtype", None)
+    choice = backends.CHOICES["paged_attention"]
+    kept = known.get(_KEPT)
+    if (
+        kept is not None
+        and kept[0] is choice
+        and kept[1]() is keys
+        and kept[2]() is values
+        and kept[3] is dtype
+    ):
+        verdict = kept[4]
+    else:
+        verdict = keep(impl, _KEPT, _reason(impl, query) is None, choice, (keys, values), dtype)
+    return verdict and _reason_of_step(query, attn_metadata) is None
 
 
 def paged_attention_refusal(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
     """Why `paged_attention_supported` is false, or None."""
-    return _reason(impl, query, attn_metadata)
+    return _reason(impl, query) or _reason_of_step(query, attn_metadata)
 
 
 def paged_attention(

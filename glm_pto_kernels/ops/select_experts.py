@@ -7,9 +7,13 @@ upstream's ``moe_gating_top_k`` is as fast.
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends
+from glm_pto_kernels.verdicts import NONE, keep
 
+FP32 = torch.float32
+_KEPT = "_glm_pto_select_experts"
 # exp and the division differ in their last bits between devices; weights lie in 0 .. scaling factor.
 TOLERANCE = 1e-5
 
@@ -61,16 +65,14 @@ def _reason(
         return "the scoring function is not sigmoid"
     if topk_group != 1 or num_expert_group != 1:
         return "the experts are in more groups than one"
-    if not isinstance(bias, torch.Tensor) or bias.dim() != 1:
+    if getattr(bias, "ndim", 0) != 1:
         return "there is no score correction bias"
-    if not isinstance(router_logits, torch.Tensor) or router_logits.dtype is not torch.float32:
-        return "the router logits are not fp32"
+    if getattr(router_logits, "dtype", None) is not FP32 or router_logits.ndim != 2:
+        return "the router logits are not an fp32 matrix"
     if choice.off_cpu and router_logits.is_cpu:
         return "the router logits are on the CPU"
-    if router_logits.dim() != 2:
-        return "the router logits are not a matrix"
-    experts = router_logits.shape[1]
-    if bias.numel() != experts or not 0 < top_k <= experts:
+    experts = bias.numel()
+    if router_logits.shape[1] != experts or not 0 < top_k <= experts:
         return "the bias or top_k does not fit the number of experts"
     return None if choice.sizes is None else choice.sizes(experts=experts, top_k=top_k)
 
@@ -84,19 +86,17 @@ def select_experts_supported(
     e_score_correction_bias: torch.Tensor | None = None,
     scoring_func: str = "softmax",
 ) -> bool:
-    """Whether `select_experts` computes what this model means. Pure and traceable; static facts only."""
-    return (
-        _reason(
-            router_logits,
-            top_k,
-            renormalize,
-            topk_group,
-            num_expert_group,
-            e_score_correction_bias,
-            scoring_func,
-        )
-        is None
-    )
+    """Whether `select_experts` computes what this model means. Traceable; static facts only."""
+    values = (router_logits, top_k, renormalize, topk_group, num_expert_group, e_score_correction_bias)
+    if is_dynamo_compiling():
+        return _reason(*values, scoring_func) is None
+    choice = backends.CHOICES["select_experts"]
+    asked = (getattr(router_logits, "dtype", None), top_k, topk_group, num_expert_group, scoring_func)
+    # There is no layer here; the model's bias lives as long as one.
+    kept = getattr(e_score_correction_bias, "__dict__", NONE).get(_KEPT)
+    if kept is not None and kept[0] is choice and kept[1] == asked:
+        return kept[2]  # type: ignore[no-any-return]
+    return keep(e_score_correction_bias, _KEPT, _reason(*values, scoring_func) is None, choice, (), asked)
 
 
 def select_experts_refusal(

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, hardware, int8
-from glm_pto_kernels.backends import NONE
+from glm_pto_kernels.verdicts import NONE, keep
 
 BF16, INT8 = torch.bfloat16, torch.int8
+_KEPT = "_glm_pto_shared_expert"
 # One int8 step of the second quantisation plus one bf16 rounding, relative to the largest output.
 TOLERANCE = 2.0**-6
 
@@ -100,8 +102,18 @@ def _reason_of_shapes(
 def ffn_share_expert_quant_supported(
     layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
 ) -> bool:
-    """Whether `ffn_share_expert_quant` may stand in for this layer. Pure and traceable; static facts only."""
-    return _reason(layer, hidden_states, whole_mlp) is None
+    """Whether `ffn_share_expert_quant` may stand in for this layer. Traceable; static facts only."""
+    if is_dynamo_compiling() or whole_mlp:
+        return _reason(layer, hidden_states, whole_mlp) is None
+    parts = getattr(layer, "_modules", NONE)
+    up = getattr(parts.get("gate_up_proj"), "_parameters", NONE).get("weight")
+    down = getattr(parts.get("down_proj"), "_parameters", NONE).get("weight")
+    dtype = getattr(hidden_states, "dtype", None)
+    choice = backends.CHOICES["shared_expert"]
+    kept = getattr(layer, "__dict__", NONE).get(_KEPT)
+    if kept is not None and kept[0] is choice and kept[1]() is up and kept[2]() is down and kept[3] is dtype:
+        return kept[4]  # type: ignore[no-any-return]
+    return keep(layer, _KEPT, _reason(layer, hidden_states, False) is None, choice, (up, down), dtype)
 
 
 def ffn_share_expert_quant_refusal(

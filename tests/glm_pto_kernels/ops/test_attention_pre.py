@@ -195,7 +195,6 @@ def test_fault_16_4_5v_positions_and_other_dtypes_are_refused() -> None:
 
 @pytest.mark.usefixtures("torch_backend")
 def test_fault_17_sequence_parallel_graph_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = DecoderLayer(SMALL)
     positions, hidden, _ = inputs(SMALL, 2)
     module = ModuleType("vllm_ascend.ascend_config")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -206,6 +205,7 @@ def test_fault_17_sequence_parallel_graph_pass_is_refused(monkeypatch: pytest.Mo
         (SimpleNamespace(enable_sp_by_pass=True), False),
     ):
         module._ASCEND_CONFIG = config  # type: ignore[attr-defined]
+        layer = DecoderLayer(SMALL)
         assert K.attention_pre_supported(layer, layer.self_attn, positions, hidden) is supported
 
 
