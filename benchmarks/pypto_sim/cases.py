@@ -3,6 +3,7 @@
 Every ``*_inputs`` makes its tensors from a fixed seed; every ``ours_*`` is a case for the simulator.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,3 +67,140 @@ def ours_select_experts(routed_scaling_factor: float = 1.0, masked_score: float 
 
     extras = {"routed_scaling_factor": routed_scaling_factor, "masked_score": masked_score}
     return case(select_experts.launch(**select_experts_inputs(**sizes), **extras))
+
+
+def paged_attention_inputs(
+    lengths: Sequence[int],
+    heads: int = 12,
+    kv_heads: int = 1,
+    dim: int = 128,
+    block: int = 128,
+    shared_buffer: bool = False,
+    softmax_scale: float | None = None,
+) -> dict[str, Any]:
+    """Blocks lie in random order, with one that nobody uses and that holds NaN; unused entries are -1."""
+    random = seeded()
+    counts = [-(-length // block) for length in lengths]
+    total = sum(counts) + 1
+    order = torch.randperm(total, generator=random).tolist()
+    tables = torch.full((len(lengths), max(counts) + 2), -1, dtype=torch.int32)
+    for row, count in enumerate(counts):
+        tables[row, :count] = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
+    memory = torch.randn(2, total, block, kv_heads, dim, generator=random).bfloat16()
+    memory[:, order.pop()] = torch.nan
+    keys, values = memory
+    if shared_buffer:
+        keys, values = memory.transpose(0, 1).contiguous().unbind(1)
+    query = torch.randn(len(lengths), heads, dim, generator=random).bfloat16()
+    return {
+        "query": query,
+        "key_cache": keys,
+        "value_cache": values,
+        "block_tables": tables,
+        "actual_seqs": torch.tensor(lengths, dtype=torch.int32),
+        "attn_res": torch.full_like(query, torch.nan),
+        "softmax_scale": softmax_scale,
+    }
+
+
+def ours_paged_attention(plans: dict[str, tuple[int, int, int]] | None = None, **sizes: Any) -> Case:
+    from glm_pto_kernels.pypto import paged_attention
+
+    chosen = {name: paged_attention.Plan(*plan) for name, plan in (plans or {}).items()}
+    return case(paged_attention.launch(**paged_attention_inputs(**sizes), **chosen))
+
+
+def attention_pre_inputs(
+    tokens: int,
+    hidden: int = 5120,
+    heads: int = 12,
+    kv_heads: int = 1,
+    head: int = 128,
+    half: int = 32,
+    head_norm: bool = True,
+    biases: bool = True,
+    first_layer: bool = False,
+    loud: bool = False,
+) -> dict[str, Any]:
+    """``loud`` inputs saturate int8."""
+    random = seeded()
+    total = (heads + 2 * kv_heads) * head
+
+    def normal(*shape: int, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+        return (torch.randn(shape, generator=random) * scale + shift).bfloat16()
+
+    def empty(width: int) -> torch.Tensor:
+        return torch.full((tokens, width), torch.nan, dtype=torch.bfloat16)
+
+    angle = torch.randn(tokens, 1, half, generator=random)
+    return {
+        "hidden_states": normal(tokens, hidden),
+        "residual": None if first_layer else normal(tokens, hidden),
+        "input_layernorm_weight": normal(hidden, scale=0.1, shift=1.0),
+        "input_layernorm_bias": normal(hidden, scale=0.1) if biases else None,
+        "atten_qkv_input_scale_reciprocal": torch.full((hidden,), 80.0 if loud else 20.0).bfloat16(),
+        "atten_qkv_input_offset": torch.full((hidden,), 3.0).bfloat16(),
+        "atten_qkv_weight": torch.randint(-127, 128, (hidden, total), dtype=torch.int8, generator=random),
+        "atten_qkv_quant_bias": torch.randint(-999, 999, (total,), dtype=torch.int32, generator=random),
+        "atten_qkv_deq_scale": torch.rand(total, generator=random) * 2e-5 + 1e-6,
+        "atten_q_norm_weight": normal(head, scale=0.1, shift=1.0) if head_norm else None,
+        "atten_q_norm_bias": normal(head, scale=0.1) if head_norm and biases else None,
+        "atten_k_norm_weight": normal(head, scale=0.1, shift=1.0) if head_norm else None,
+        "atten_k_norm_bias": normal(head, scale=0.1) if head_norm and biases else None,
+        "cos": angle.cos().bfloat16(),
+        "sin": angle.sin().bfloat16(),
+        "query": empty(heads * head),
+        "key": empty(kv_heads * head),
+        "value": empty(kv_heads * head),
+        "residual_res": empty(hidden),
+        "eps": 1e-5,
+    }
+
+
+def ours_attention_pre(nz: bool = False, **sizes: Any) -> Case:
+    from glm_pto_kernels.pypto import attention_pre
+
+    inputs = attention_pre_inputs(**sizes)
+    if nz:
+        inputs["atten_qkv_weight"] = to_nz(inputs["atten_qkv_weight"])
+    launch = attention_pre.launch(**inputs, head_dim=sizes.get("head"))
+    return case(launch, nz=("weight",) if nz else ())
+
+
+def shared_expert_inputs(tokens: int, hidden: int = 5120, intermediate: int = 192) -> dict[str, Any]:
+    """The last of several rows is all zeros."""
+    random = seeded()
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-127, 128, shape, dtype=torch.int8, generator=random)
+
+    def scales(count: int) -> torch.Tensor:
+        return (torch.rand(count, generator=random) * 2e-4 + 1e-5).bfloat16()
+
+    x = torch.randn(tokens, hidden, generator=random).bfloat16()
+    if tokens > 1:
+        x[-1] = 0
+    return {
+        "hidden_states": x,
+        "w13": integers(hidden, 2 * intermediate),
+        "w13_scale": scales(2 * intermediate),
+        "w2": integers(intermediate, hidden),
+        "w2_scale": scales(hidden),
+        "ffn_res": torch.full((tokens, hidden), torch.nan, dtype=torch.bfloat16),
+    }
+
+
+def ours_shared_expert(nz: bool = False, **sizes: Any) -> Case:
+    from glm_pto_kernels.pypto import shared_expert
+
+    inputs = shared_expert_inputs(**sizes)
+    if nz:
+        inputs.update(w13=to_nz(inputs["w13"]), w2=to_nz(inputs["w2"]))
+    return case(shared_expert.launch(**inputs), nz=("w13", "w2") if nz else ())
+
+
+def to_nz(matrix: torch.Tensor) -> torch.Tensor:
+    """The bytes of the fractal NZ layout of ``[m, n]``, in a tensor of that shape: 16-row, 32-byte tiles."""
+    m, n = matrix.shape
+    width = 32 // matrix.element_size()
+    return matrix.reshape(m, n // width, width).permute(1, 0, 2).reshape(m, n).contiguous()

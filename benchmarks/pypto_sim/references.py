@@ -32,3 +32,103 @@ def select_experts(
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights * routed_scaling_factor, ids.int()
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    actual_seqs: torch.Tensor,
+    softmax_scale: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, ...]:
+    """fp32 but for the probabilities and the result, in bf16 as in the kernel. Rows of length 0 are NaN."""
+    block, group = key_cache.shape[1], query.shape[1] // key_cache.shape[2]
+    scale = query.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
+    out = torch.full_like(query, torch.nan)
+    for row, length in enumerate(actual_seqs.tolist()):
+        if length:
+            blocks = block_tables[row, : -(-length // block)].long()
+            k, v = (
+                cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, 1)
+                for cache in (key_cache, value_cache)
+            )
+            s = torch.einsum("hd,thd->ht", query[row].float(), k) * scale
+            p = (s - s.amax(-1, keepdim=True)).exp()
+            o = torch.einsum("ht,thd->hd", p.bfloat16().float(), v)
+            out[row] = (o / p.sum(-1, keepdim=True)).bfloat16()
+    return (out,)
+
+
+def attention_pre(
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor | None,
+    input_layernorm_weight: torch.Tensor,
+    input_layernorm_bias: torch.Tensor | None,
+    atten_qkv_input_scale_reciprocal: torch.Tensor,
+    atten_qkv_input_offset: torch.Tensor,
+    atten_qkv_weight: torch.Tensor,
+    atten_qkv_quant_bias: torch.Tensor,
+    atten_qkv_deq_scale: torch.Tensor,
+    atten_q_norm_weight: torch.Tensor | None,
+    atten_q_norm_bias: torch.Tensor | None,
+    atten_k_norm_weight: torch.Tensor | None,
+    atten_k_norm_bias: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    eps: float = 1e-5,
+    head_dim: int = 128,
+    **_: Any,
+) -> tuple[torch.Tensor, ...]:
+    """bf16 after each norm and after the projection, as the native chain of operators rounds."""
+
+    def norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        if weight is None:
+            return x
+        x = x.float()
+        mean = (x * x * (1.0 / x.shape[-1])).sum(-1, keepdim=True)
+        x = x / (mean + eps).sqrt() * weight.float()
+        return (x if bias is None else x + bias.float()).bfloat16()
+
+    def rope(x: torch.Tensor) -> torch.Tensor:
+        half = cos.shape[-1]
+        low, high, rest = x.float().split([half, half, x.shape[-1] - 2 * half], -1)
+        c, s = cos.float(), sin.float()
+        return torch.cat((low * c - high * s, high * c + low * s, rest), -1).bfloat16().flatten(1)
+
+    total = hidden_states.float() if residual is None else hidden_states.float() + residual.float()
+    y = norm(total, input_layernorm_weight, input_layernorm_bias).float()
+    y = y * atten_qkv_input_scale_reciprocal.float() + atten_qkv_input_offset.float()
+    acc = y.round().clamp(-128, 127).double() @ atten_qkv_weight.double() + atten_qkv_quant_bias.double()
+    qkv = (acc.float() * atten_qkv_deq_scale).bfloat16()
+    head = head_dim if atten_q_norm_weight is None else atten_q_norm_weight.shape[0]
+    q, k, v = qkv.split([query.shape[1], key.shape[1], key.shape[1]], -1)
+    q = norm(q.unflatten(-1, (-1, head)), atten_q_norm_weight, atten_q_norm_bias)
+    k = norm(k.unflatten(-1, (-1, head)), atten_k_norm_weight, atten_k_norm_bias)
+    return rope(q), rope(k), v, total.bfloat16()
+
+
+def shared_expert(
+    hidden_states: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    **_: Any,
+) -> tuple[torch.Tensor, ...]:
+    """fp32 between the int8 products, bf16 at the end; SwiGLU as the kernel writes it, not ``silu``.
+
+    The second quantisation turns a difference in the last bit into a whole int8 step now and then.
+    """
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        top = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        q = (x * (torch.full_like(top, 127.0) / top)).round()  # 127.0 / top would round twice
+        acc = (q.double() @ weight.double()).float()
+        return acc * (top * (1.0 / 127.0)) * scale.float()
+
+    gate, lin = linear(hidden_states.float(), w13, w13_scale).chunk(2, -1)
+    return (linear(gate / ((-gate).exp() + 1.0) * lin, w2, w2_scale).bfloat16(),)

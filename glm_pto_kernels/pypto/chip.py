@@ -43,6 +43,9 @@ class CubeTile:
         return next(self._problems(), None)
 
     def _problems(self) -> Iterator[str]:
+        if not min(self.k_l0, self.k_left, self.k_right, self.n):
+            yield f"no tile of a product with M {self.m} and N {self.n} fits L0 and L1"
+            return
         for name, rows, size in (("L0A", self.m, L0A), ("L0B", self.n, L0B)):
             used = rows * self.k_l0 * self.item
             if used > size:
