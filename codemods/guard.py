@@ -1,9 +1,10 @@
 """The guard, the only edit there is: how it is written, found, put around statements and taken out again.
 
 ``if <condition>:  # glm-pto: <site> <version> <digest>``, our branch, ``else:``, the file's own statements.
-The digest covers our own lines and nothing else, so that any later version of the tool can tell them from a
-user's. LibCST moves the file's statements one block deeper and back: it knows which line starts are
-indentation (continuations in parentheses) and which are content (strings, backslash continuations).
+The digest covers our own code and nothing else, so that any later version of the tool can tell it from a
+user's; layout does not count, since formatters run over checkouts. LibCST moves the file's statements one
+block deeper and back: it knows which line starts are indentation (continuations in parentheses) and which
+are content (strings, backslash continuations).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ VERSION = 1
 
 MARKER = re.compile(r"  # glm-pto: (?P<site>[a-z_]+) (?P<version>\d+) (?P<digest>[0-9a-f]{8})[ \t]*$")
 _PREFIX = "# glm-pto: "
+_ELSE = re.compile(r"else:[ \t]*(#.*)?")
 #: Our import line, the same in every file.
 IMPORT = f"import {KERNELS}  {_PREFIX}import 1"
 
@@ -29,7 +31,8 @@ IMPORT = f"import {KERNELS}  {_PREFIX}import 1"
 class Guard:
     """A guard found in a file. Line numbers are indices into ``Source.lines``; ``end`` is exclusive.
 
-    ``fault`` is empty where our lines are as we wrote them, else it says what is different.
+    ``fault`` is empty where our lines are as we wrote them, else it says what is different. ``orelse`` is
+    empty where there is no plain ``else:``, so that not even force can take the guard out.
     """
 
     site: str
@@ -39,18 +42,36 @@ class Guard:
     indent: str
     orelse: tuple[ast.stmt, ...]
     fault: str = ""
+    digest: tuple[int, str] = (0, "")
 
 
 def render(site: str, indent: str, unit: str, condition: str, branch: str, eol: str) -> list[str]:
     """Our lines, from the ``if`` to the ``else:``."""
-    body = branch.splitlines()
-    header = f"{indent}if {condition}:  {_PREFIX}{site} {VERSION} {_digest(site, VERSION, condition, body)}"
-    return [line + eol for line in (header, *(indent + unit + b for b in body), f"{indent}else:")]
+    digest = _digest(site, VERSION, *_parsed(condition, branch))
+    header = f"{indent}if {condition}:  {_PREFIX}{site} {VERSION} {digest}"
+    body = (indent + unit + line for line in branch.splitlines())
+    return [line + eol for line in (header, *body, f"{indent}else:")]
 
 
-def _digest(site: str, version: int, condition: str, branch: list[str]) -> str:
-    text = "\n".join((site, str(version), condition, *branch))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def _parsed(condition: str, branch: str) -> tuple[ast.expr, list[ast.stmt]]:
+    return ast.parse(condition, mode="eval").body, ast.parse(branch).body
+
+
+def _digest(site: str, version: int, condition: ast.expr, branch: list[ast.stmt]) -> str:
+    """Of the structure, not the layout: a formatter that went over the file has changed nothing of ours."""
+    text = repr((site, version, _structure(condition), _structure(branch)))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _structure(node: object) -> object:
+    """A syntax tree in words that every Python version uses alike (`ast.dump` and `ast.unparse` differ)."""
+    if isinstance(node, list):
+        return [_structure(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, getattr(node, name, None)) for name in node._fields]
+    kept = [(n, v) for n, v in fields if n not in ("ctx", "kind", "type_comment") and v not in (None, [])]
+    return [type(node).__name__, *((name, _structure(value)) for name, value in kept)]
 
 
 def move(lines: list[str], indent: str, eol: str) -> str:
@@ -90,13 +111,24 @@ def find(source: Source) -> list[Guard]:
     found = []
     for line, marker in marked.items():
         node = _innermost(source.tree, line + 1)
-        if isinstance(node, ast.If) and node.lineno == line + 1:
+        if isinstance(node, ast.If) and line in _header(node):
             found.append(_inspect(source, node, marker))
         elif node is None or not _in_string(node, line + 1):
             fault = "the marker no longer stands on the `if` that it was written on"
             indent = indent_of(source.lines[line])
             found.append(Guard(marker["site"], line, line + 1, line + 1, indent, (), fault))
     return sorted(found, key=lambda g: g.header)
+
+
+def marker(source: Source, node: ast.If) -> re.Match[str] | None:
+    """Our marker on the header of an ``if``."""
+    marks = (MARKER.search(source.lines[i].rstrip("\r\n")) for i in _header(node))
+    return next(filter(None, marks), None)
+
+
+def _header(node: ast.If) -> range:
+    """The lines on which a marker may stand: a formatter spreads a long header and leaves it at the end."""
+    return range((node.test.end_lineno or node.lineno) - 1, first_line(node.body[0]))
 
 
 def _innermost(node: ast.AST, line: int) -> ast.stmt | None:
@@ -124,32 +156,27 @@ def _inspect(source: Source, node: ast.If, marker: re.Match[str]) -> Guard:
     indent = indent_of(lines[header])
     branch_end = after(node.body[-1])
     end = after(node.orelse[-1]) if node.orelse else branch_end
+    plain = branch_end < end and _ELSE.fullmatch(lines[branch_end].rstrip("\r\n"), len(indent))
+    orelse = tuple(node.orelse) if plain else ()
     fault = _fault(lines, node, indent, marker)
-    return Guard(marker["site"], header, branch_end + 1, end, indent, tuple(node.orelse), fault)
+    digest = int(marker["version"]), marker["digest"]
+    return Guard(marker["site"], header, branch_end + 1, end, indent, orelse, fault, digest)
 
 
 def _fault(lines: tuple[str, ...], node: ast.If, indent: str, marker: re.Match[str]) -> str:
     header, branch_end = node.lineno - 1, after(node.body[-1])
     if not node.orelse or branch_end >= len(lines) or lines[branch_end].rstrip() != indent + "else:":
         return "it has no plain `else:` right after our branch"
-    text = MARKER.sub("", lines[header].rstrip("\r\n"))
-    if not (text.startswith(indent + "if ") and text.endswith(":")):
-        return "its condition was changed"
-    body = [line.rstrip("\r\n") for line in lines[header + 1 : branch_end]]
-    inner = indent_of(body[0])
-    if not all(line.startswith(inner) for line in body):
-        return "its branch was changed"
-    condition = text[len(indent) + 3 : -1]
-    expected = _digest(marker["site"], int(marker["version"]), condition, [b[len(inner) :] for b in body])
+    ours = (MARKER.sub("", line.rstrip("\r\n")) for line in lines[header:branch_end])
+    if any("#" in line for line in ours):
+        return "a comment was added to it"
+    expected = _digest(marker["site"], int(marker["version"]), node.test, node.body)
     return "" if expected == marker["digest"] else "its condition or branch was changed"
 
 
-def as_written(source: Source, guard: Guard, condition: str, branch: str) -> bool:
-    """Is the guard what this version would write for the condition and branch?"""
-    inner = indent_of(source.lines[guard.header + 1])
-    eol = ending_of(source.lines[guard.header])
-    expected = render(guard.site, guard.indent, inner[len(guard.indent) :], condition, branch, eol)
-    return [line.rstrip("\r\n") for line in expected] == own_lines(source, guard)
+def as_written(guard: Guard, condition: str, branch: str) -> bool:
+    """Is the guard what this version would write for the condition and branch, whatever its layout?"""
+    return guard.digest == (VERSION, _digest(guard.site, VERSION, *_parsed(condition, branch)))
 
 
 def own_lines(source: Source, guard: Guard) -> list[str]:
@@ -165,7 +192,12 @@ def wrap(source: Source, block: list[ast.stmt], our: list[str], indent: str, uni
 
 
 def unwrap(source: Source, guard: Guard) -> list[str]:
-    """The lines that replace the guard's: the statements of its else-branch one level up."""
+    """The lines that replace the guard's: the statements of its else-branch one level up.
+
+    Where a formatter has made ``else: if`` into ``elif``, the else-branch is one of the outer ``if`` again.
+    """
+    if source.lines[guard.header].startswith("elif", len(guard.indent)):
+        return list(source.lines[guard.branch_end - 1 : guard.end])
     inner = list(source.lines[guard.branch_end : guard.end])
     return [move(inner, guard.indent, ending_of(source.lines[guard.header]) or "\n")]
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from glm_pto.codemods import guard, pattern
-from glm_pto.codemods.guard import MARKER
 from glm_pto.codemods.pattern import Bindings
 from glm_pto.codemods.recipe import KERNELS, Form
 from glm_pto.codemods.source import Source, first_line
@@ -82,7 +81,7 @@ def matches(source: Source, form: Form) -> list[Match]:
     found = []
     for function in functions(source.tree, form.scope):
         for block, parent, arms in blocks(function):
-            if any(_guarded(source, node) for node, _ in arms):
+            if any(guard.marker(source, node) for node, _ in arms):
                 continue
             for start in range(len(block)):
                 end = len(block) if form.rest else start + len(site)
@@ -200,10 +199,6 @@ def _within(form: Form, arms: tuple[tuple[ast.If, str], ...]) -> bool:
     test, arm = form.within
     node, side = arms[-1]
     return arm == side and pattern.match(pattern.compile_expression(test), node.test, {}) is not None
-
-
-def _guarded(source: Source, node: ast.If) -> bool:
-    return MARKER.search(source.lines[node.lineno - 1].rstrip("\r\n")) is not None
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -196,7 +196,7 @@ def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
         bound = locate.fit(form, ours.orelse)
         if bound is None or not locate.stands(file, form, ours.header):
             continue
-        stale = not guard.as_written(file, ours, *edit.texts(form, bound))
+        stale = not guard.as_written(ours, *edit.texts(form, bound))
         message = "the guard is of an older version; apply renews it" if stale else ""
         return replace(spot, finding=replace(row, form=form.name, message=message), stale=stale)
     message = "the statements in the else-branch were edited; they are kept as they are"

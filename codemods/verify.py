@@ -168,14 +168,11 @@ class _Without(ast.NodeTransformer):
     """A syntax tree without our guards and our import line; knows them by their markers alone."""
 
     def __init__(self, file: Source) -> None:
-        self.lines = file.lines
+        self.file = file
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
-        return node.orelse if self._ours(node.lineno) else node
+        return node.orelse if guard.marker(self.file, node) else node
 
     def visit_Import(self, node: ast.Import) -> ast.AST | None:
-        return None if self._ours(node.lineno) else node
-
-    def _ours(self, line: int) -> bool:
-        return MARK.decode() in self.lines[line - 1]
+        return None if MARK.decode() in self.file.lines[node.lineno - 1] else node

@@ -275,6 +275,12 @@ EDITS = {
     "marker_moved": ("(self, x):  # glm-pto", "(self, x):\n            pass  # glm-pto"),
     "other_site": ("# glm-pto: gate", "# glm-pto: attention_pre"),
     "condition_on_many_lines": (" and glm_pto_kernels.gate_supported(self, x):", " and (\n            x):"),
+    "comment_in_the_branch": ("gate(self, x)\n", "gate(self, x)  # mine\n"),
+    "comment_line_in_the_branch": (
+        "            out = glm_pto",
+        "            # mine\n            out = glm_pto",
+    ),
+    "else_on_one_line": ("        else:\n            out = self.run(x)", "        else: out = self.run(x)"),
 }
 
 
@@ -286,6 +292,49 @@ def test_an_edit_inside_our_lines_is_seen_and_nothing_is_thrown_away(old, new):
     found = guard.find(source.read("module.py", mine.encode()))
     assert [bool(g.fault) for g in found] == [True]
     assert strip(mine.encode()) == mine.encode()
+
+
+@pytest.mark.parametrize("edit_", ["elif", "no_else", "else_on_one_line", "marker_moved"])
+def test_force_never_takes_out_what_has_no_plain_else(edit_):
+    mine = wrap(BEFORE.encode()).decode().replace(*EDITS[edit_]).encode()
+    assert edit.strip(source.read("module.py", mine), force=True).data == mine
+
+
+LAYOUTS = {
+    "black": (
+        "if glm_pto_kernels.USE_PTO_GATE and glm_pto_kernels.gate_supported(self, x):  #",
+        "if (\n            glm_pto_kernels.USE_PTO_GATE\n            and glm_pto_kernels.gate_supported(\n"
+        "                self,\n                x,\n            )\n        ):  #",
+    ),
+    "yapf": ("_supported(self, x):  #", "_supported(\n                self, x):  #"),
+    "branch": (
+        "glm_pto_kernels.gate(self, x)\n",
+        "(\n                glm_pto_kernels.gate(self, x)\n            )\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_formatter_changes_nothing_of_ours(old, new):
+    after = wrap(BEFORE.encode()).decode()
+    assert after.count(old) == 1
+    formatted = after.replace(old, new).encode()
+    (found,) = guard.find(source.read("module.py", formatted))
+    assert found.fault == ""
+    assert guard.as_written(found, *edit.texts(FORM, {"x": "x"}))
+    assert locate.matches(source.read("module.py", formatted), FORM) == []
+    assert strip(formatted) == BEFORE.encode()
+
+
+def test_else_if_that_became_elif_is_taken_out_too():
+    before = body("        if x:\n            out = 1\n        else:\n            out = self.run(x)\n")
+    after = wrap(before.encode()).decode()
+    head, _, tail = after.partition("        else:\n            if glm")
+    first, *deeper = tail.splitlines(keepends=True)
+    collapsed = f"{head}        elif glm{first}" + "".join(line.removeprefix("    ") for line in deeper)
+    (found,) = guard.find(source.read("module.py", collapsed.encode()))
+    assert found.fault == ""
+    assert strip(collapsed.encode()).decode() == before
 
 
 def test_a_marker_inside_a_string_is_no_guard():
