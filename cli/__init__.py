@@ -14,7 +14,7 @@ COMMANDS = {
     "revert": "Take the guards out again, to the byte.",
     "diff": "Show what apply would change, or what is applied.",
     "status": "Say where each site stands and whether a decode step reaches it.",
-    "verify": "Prove the edit that stands in a tree.",
+    "verify": "Prove the edit that stands in a tree; --run also runs it on the CPU.",
     "sites": "List what can be replaced.",
     "explain": "Tell all about one site, and where it was looked for.",
     "doctor": "Tell what this machine can run, and what stands in the way.",

@@ -9,6 +9,7 @@ from glm_pto.codemods.findings import Finding, TreeReport
 
 if TYPE_CHECKING:
     from glm_pto.cli.machine import Fact
+    from glm_pto.cli.rehearsal import Trial
     from glm_pto.codemods.operations import DiffResult
     from glm_pto.codemods.recipe import Recipe
     from glm_pto.codemods.verify import Check
@@ -103,23 +104,22 @@ def of_facts(facts: Sequence[Fact]) -> dict[str, Any]:
     }
 
 
-def of_checks(checks: Sequence[Check]) -> dict[str, Any]:
+def of_checks(checks: Sequence[Check], trials: Sequence[Trial]) -> dict[str, Any]:
     """The document of `verify`."""
     return {
         "proved": all(c.ok is not False for c in checks),
         "checks": [
-            {
-                "root": str(c.root),
-                "site": c.site,
-                "file": c.file,
-                "line": c.line,
-                "check": c.name,
-                "ok": c.ok,
-                "detail": c.detail,
-            }
+            {"root": str(c.root), "site": c.site, "file": c.file, "line": c.line, "check": c.name, "ok": c.ok,
+             "detail": c.detail}
             for c in checks
         ],
-    }
+        "trials": [
+            {"root": str(t.root), "site": t.site, "file": t.file, "line": t.line, "ran": t.ran,
+             "good": t.good, "calls": t.calls, "off": t.off, "on": t.on, "allowed": t.allowed,
+             "detail": t.detail}
+            for t in trials
+        ],
+    }  # fmt: skip
 
 
 def of_diff(found: DiffResult) -> dict[str, Any]:

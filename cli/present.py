@@ -12,6 +12,7 @@ from glm_pto.codemods.findings import WriteFailure
 
 if TYPE_CHECKING:
     from glm_pto.cli.machine import Fact
+    from glm_pto.cli.rehearsal import Trial
     from glm_pto.cli.story import Story
     from glm_pto.codemods.operations import DiffResult, Result
     from glm_pto.codemods.recipe import Recipe
@@ -112,17 +113,21 @@ def examined(report: Report, facts: Sequence[Fact]) -> int:
     return report.ended(0, text.tally(f.verdict for f in facts))
 
 
-def proved(report: Report, checks: Sequence[Check]) -> int:
-    """What verify proved; 3 where something is refuted."""
-    code = 3 if any(c.ok is False for c in checks) else 0
+def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()) -> int:
+    """What verify proved, and what its trials gave; 3 where something is refuted."""
+    code = 3 if any(c.ok is False for c in checks) or not all(t.good for t in trials) else 0
     if report.json:
         from glm_pto.cli import document
 
-        return report.document(document.of_checks(checks), code)
+        return report.document(document.of_checks(checks, trials), code)
     if not report.quiet:
-        headings, rows = text.proofs(checks)
-        report.table(headings, rows)
+        report.table(*text.proofs(checks))
         for line in text.proof_remarks(checks, report.verbose):
             report.line(f"  {line}", style="yellow")
+    if trials and not report.quiet:
+        report.line()
+        report.line("Run on the CPU, torch reference against the original statements", style="bold")
+        report.table(*text.trials(trials))
     words = {True: "proved", False: "refuted", None: "undecided"}
-    return report.ended(code, text.tally(words[c.ok] for c in checks))
+    ran = text.tally("ran" if t.good else "differs" for t in trials if t.ran)
+    return report.ended(code, {**text.tally(words[c.ok] for c in checks), **ran})

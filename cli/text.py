@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from glm_pto.codemods.findings import Action, Finding, State, TreeReport
 
 if TYPE_CHECKING:
+    from glm_pto.cli.rehearsal import Trial
     from glm_pto.codemods.operations import DiffResult, Result
     from glm_pto.codemods.verify import Check
 
@@ -17,7 +18,7 @@ COLORS = {
     "applied": "green", "renewed": "green", "reverted": "green", "applicable": "cyan", "unchanged": "green",
     "absent": "bright_black", "skipped": "yellow", "moved": "red", "ambiguous": "red", "pasted": "red",
     "edited": "red", "refused": "red", "reinstalled": "yellow",
-    "proved": "green", "refuted": "red",
+    "proved": "green", "refuted": "red", "agrees": "green", "differs": "red", "not run": "yellow",
 }  # fmt: skip
 
 HEADINGS = ("site", "state", "reached", "where")
@@ -178,3 +179,17 @@ def proof_remarks(checks: Sequence[Check], verbose: bool) -> list[str]:
     """Why a check failed or could not be decided."""
     told = [c for c in checks if c.detail and (c.ok is False or verbose or c.ok is None)]
     return list(dict.fromkeys(plain(f"{c.site}: {c.name}: {c.detail}") for c in told))
+
+
+def trials(found: Sequence[Trial]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows of the table of `verify --run`."""
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        verdict = ("agrees" if one.good else "differs") if one.ran else "not run"
+        numbers = (
+            (f"{one.off:.2g}", f"{one.on:.2g}", f"{one.allowed:.2g}", str(one.calls))
+            if one.ran
+            else ("-",) * 4
+        )
+        rows.append((plain(one.site), verdict, *numbers, plain(one.detail or f"{one.file}:{one.line}")))
+    return ("site", "verdict", "off", "on", "allowed", "calls", "where"), rows

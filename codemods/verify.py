@@ -43,6 +43,42 @@ class Check:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A guard that stands in a tree, as text that can be run."""
+
+    site: str
+    file: str
+    line: int
+    switch: str
+    guard: str
+    original: str
+
+    def question(self) -> dict[str, str]:
+        """What the operator layer's trial asks for."""
+        return {"site": self.site, "switch": self.switch, "guard": self.guard, "original": self.original}
+
+
+def guards(tree: trees.Tree) -> list[Standing]:
+    """Every intact guard of a tree."""
+    switches = {r.site: r.switch for r in recipes.load()}
+    found = []
+    for path in (p for package in tree.packages for p in _files(package.path)):
+        file = source.read(path.relative_to(tree.root).as_posix(), path.read_bytes())
+        for one in guard.find(file):
+            if one.fault:
+                continue
+            node = _node(file, one)
+            original = "\n".join(ast.unparse(statement) for statement in one.orelse)
+            text = ast.unparse(node)
+            found.append(Standing(one.site, file.name, one.header + 1, switches[one.site], text, original))
+    return found
+
+
+def _node(file: Source, one: guard.Guard) -> ast.If:
+    return next(n for n in ast.walk(file.tree) if isinstance(n, ast.If) and n.lineno - 1 == one.header)
+
+
 def verify(targets: Sequence[str | Path] = (), *, python: Path | None = None) -> tuple[Check, ...]:
     """Every check of every guard in the trees; raises `UsageError` where there is no guard at all."""
     found: list[Check] = []
@@ -132,7 +168,7 @@ def _compiles(file: Source, python: Path | None) -> Outcome:
 
 
 def _of_guard(file: Source, one: guard.Guard, layer: Path | None) -> dict[str, Outcome]:
-    node = next(n for n in ast.walk(file.tree) if isinstance(n, ast.If) and n.lineno - 1 == one.header)
+    node = _node(file, one)
     function = scope.enclosing(file.tree, node)
     if function is None:
         return {"names": (False, "the guard stands in no function")}

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
-TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None), "object": dict, "array": list}
+TYPES = {
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+    "object": dict,
+    "array": list,
+}
 NOTES = {"$schema", "$defs", "title", "description"}
 
 

@@ -1,0 +1,69 @@
+"""`verify --run`: guards on stand-in layers agree with their originals, and wrong guards do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from glm_pto import Options, apply
+from glm_pto.cli import demo, rehearsal
+from glm_pto.codemods import kernels, trees, verify
+from tests.cli.schema import faults
+
+#: What would be a mistake in a recipe: the operator is called, and with a wrong value.
+MISTAKES = {
+    "gate": ("hidden_states)\nelse", "-hidden_states)\nelse"),
+    "attention_pre": ("self.self_attn, positions)\n    attn", "self.self_attn, positions + 1)\n    attn"),
+    "paged_attention": ("scale=self.scale", "scale=2 * self.scale"),
+    "select_experts": ("routed_scaling_factor=1)", "routed_scaling_factor=2)"),
+    "shared_expert": ("_experts, hidden_states)\nelse", "_experts, 2 * hidden_states)\nelse"),
+}
+
+
+@pytest.fixture
+def applied(tree: Path) -> Path:
+    apply([tree], Options(install_kernels=True))
+    return tree
+
+
+def test_every_guard_agrees_with_its_original(run, applied: Path) -> None:
+    answer = run("verify", applied, "--run", "--json")
+    document = json.loads(answer.stdout)
+    assert (answer.returncode, faults("verify", document)) == (0, [])
+    assert sorted(t["site"] for t in document["trials"]) == sorted(MISTAKES)
+    assert all(t["ran"] and t["off"] == 0 and t["calls"] == 1 for t in document["trials"])
+
+
+def test_a_wrong_guard_is_seen(applied: Path) -> None:
+    (found,) = trees.find([applied])
+    questions = [standing.question() for standing in verify.guards(found)]
+    for question in questions:
+        right, wrong = MISTAKES[question["site"]]
+        assert right in question["guard"]
+        question["guard"] = question["guard"].replace(right, wrong)
+    layer = kernels.find(applied, ())
+    assert layer is not None
+    answers = rehearsal.ask(None, layer.folder.parent, questions)
+    trials = [rehearsal.Trial(applied, file="", line=1, **row) for row in answers]
+    assert len(trials) == 5
+    assert all(t.ran and t.calls == 1 and t.off == 0 and not t.good for t in trials)
+
+
+def test_no_torch_is_a_refusal_in_words(run, applied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (applied.parent / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')\n")
+    monkeypatch.setenv("PYTHONPATH", str(applied.parent), prepend=":")
+    answer = run("verify", applied, "--run")
+    assert answer.returncode == 3
+    assert "--run needs torch" in answer.stderr and "No module named torch" in answer.stderr
+
+
+@pytest.mark.trees
+@pytest.mark.parametrize(("vllm", "ascend"), [*demo.PAIRS.items(), ("0.12.0", None)], ids=str)
+def test_released_pairs_agree(tree_factory, vllm: str, ascend: str | None) -> None:
+    root = tree_factory(vllm=vllm, ascend=ascend)
+    apply([root], Options(install_kernels=True))
+    trials = rehearsal.rehearse([root], None)
+    assert len(trials) == (5 if ascend else 3)
+    assert [t for t in trials if not t.ran or not t.good] == []
