@@ -122,8 +122,16 @@ def prune(root: Path, record: Record | None) -> Record | None:
 
 
 def standing(text: bytes) -> tuple[str, ...]:
-    """The sites whose guards stand in a file, by their markers alone."""
-    return tuple(dict.fromkeys(name.decode("ascii") for name in _MARKER.findall(text)))
+    """The sites whose guards stand in a file, edited ones too; a marker inside of a string is none."""
+    marked = tuple(dict.fromkeys(name.decode("ascii") for name in _MARKER.findall(text)))
+    if not marked:
+        return ()
+    from glm_pto.codemods import guard, source  # the parser, which most calls do not need
+
+    try:
+        return tuple(dict.fromkeys(found.site for found in guard.find(source.read("", text))))
+    except source.Unreadable:
+        return marked
 
 
 def _holds(path: Path, made: bool) -> bool:

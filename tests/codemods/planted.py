@@ -34,12 +34,15 @@ def plant(root: Path, data: bytes | str = MODEL, version: str | None = "0.12.0")
 
 
 def names(root: Path) -> dict[str, tuple[int, bytes | str | None]]:
-    """Every name under ``root`` with its mode and its bytes, or the aim of a link."""
+    """Every name under ``root`` with its mode and its bytes, or the aim of a link.
+
+    Of compiled files only the mode: what is in them depends on the time of their source.
+    """
     found: dict[str, tuple[int, bytes | str | None]] = {}
     for path in sorted(root.rglob("*")):
         info = path.lstat()
         content: bytes | str | None = None
-        if stat.S_ISREG(info.st_mode):
+        if stat.S_ISREG(info.st_mode) and path.suffix != ".pyc":
             content = path.read_bytes()
         elif stat.S_ISLNK(info.st_mode):
             content = str(path.readlink())
