@@ -37,33 +37,34 @@ maybe_wait_event(fused_moe_evts.before_combine)
 shared_out = self._shared_experts_part2(hidden_states, part1_out)
 """
 
+# How the parts wait for each other and which activation they have differs; what begins with quantising the
+# input and ends with the second matrix product is the shared expert, and nothing more.
 BY_QUANTISATION = """\
 if {quantised} and self.quant_type in (QuantType.W8A8, QuantType.W4A8):
     ...
-    shared_out = torch_npu.npu_quant_matmul(...)
+    quantized_x, $_ = torch_npu.npu_dynamic_quant(hidden_states)
+    ...
+    shared_out = torch_npu.npu_quant_matmul(quantized_x, ..., bias=None, output_dtype=original_dtype)
 else:
     ...
 """
 
-OF_EXECUTOR = (
-    f"{SWITCH} and not self.multistream_overlap and {{lora}}"
-    " and K.ffn_share_expert_quant_supported(self.layer, {input})"
-)
 NO_W8A8 = (
     "earlier ones cannot load GLM-4.5 W8A8 (their quantisation config has no `experts` for glm4_moe), other "
     "weights stay native, and the model itself computes the shared expert"
 )
-NO_LORA = "not has_lora(self.lora_context)"
-PLAIN = "mode is SharedExpertParallelMode.TENSOR_PARALLEL"
-
 STAGED = """\
 if submitted_gate_up is None:
-    ...
-    submitted_gate_up = self.enqueue_gate_up_after_router(...)
+    with npu_stream_switch(shared_experts_calculation_stream(), enabled=self.multistream_overlap):
+        hidden_states, local_dp_metadata = self._prepare_execution_input(prepared_input, milestones, mode)
+        gate_up_input = self._prepare_gate_up_input(hidden_states)
+    $prepared = PreparedSharedExpertExecution(...)
+    submitted_gate_up = self.enqueue_gate_up_after_router($prepared, milestones.router_output_ready)
 local_dp_metadata = submitted_gate_up.local_dp_metadata
 with npu_stream_switch(shared_experts_calculation_stream(), enabled=self.multistream_overlap):
     shared_out = self._finish_shared_mlp(submitted_gate_up, milestones)
-    ...
+    if self.multistream_overlap and mode is SharedExpertParallelMode.SEQUENCE_PARALLEL_ONLY:
+        ...
 """
 
 MLP = """\
@@ -112,85 +113,83 @@ def _vllm_is_0_23_0(tree: Tree) -> bool:
     return vllm is not None and vllm.version == "0.23.0"
 
 
-def by_quantisation(name: str, file: str, owner: str, releases: str) -> Form:
-    """The choice of a computation by the quantisation, all arms at once."""
-    return Form(
-        name=name,
-        file=file,
-        scope=f"{owner}._forward_shared_experts",
-        site=BY_QUANTISATION.format(quantised="has_quantized_shared"),
-        condition=OF_LAYER,
-        branch=LAYER,
-        releases=releases,
+def of_layer(name: str, file: str, scope: str, site: str, releases: str) -> Form:
+    """Where the MoE layer itself holds the shared expert."""
+    return Form(name, file, scope, site, OF_LAYER, LAYER, releases)
+
+
+def of_executor(name: str, site: str, rows: str, releases: str, *, only: str = "", first: str = "") -> Form:
+    """Where an executor beside the MoE layer does; ``only`` and ``first`` add to condition and branch."""
+    condition = (
+        f"{SWITCH} and not self.multistream_overlap and {only}not has_lora(self.lora_context)"
+        f" and K.ffn_share_expert_quant_supported(self.layer, {rows})"
     )
+    branch = f"{first}shared_out = K.ffn_share_expert_quant(self.layer, {rows})"
+    return Form(name, EXECUTOR, "AscendSharedExperts.forward", site, condition, branch, releases)
 
 
-def call(name: str, file: str, releases: str) -> Form:
-    """One call of the whole shared expert."""
-    return Form(
-        name=name,
-        file=file,
-        scope="AscendSharedFusedMoE.forward_impl",
-        site=CALL,
-        condition=OF_LAYER,
-        branch=LAYER,
-        releases=releases,
-    )
-
-
+IN_LAYER = "_forward_shared_experts"
+OF_LAYER_QUANT = BY_QUANTISATION.format(quantised="has_quantized_shared")
+OF_EXECUTOR_QUANT = BY_QUANTISATION.format(quantised="has_quantized_shared_without_lora")
 FORMS = (
-    call("call-common", "ops/common_fused_moe.py", "vllm-ascend 0.11.0rc0-0.11.0"),
-    call("call", FUSED_MOE, "vllm-ascend 0.12.0rc1, 0.13.0rc1"),
-    Form(
-        name="two-parts",
-        file=FUSED_MOE,
-        scope="AscendSharedFusedMoE._forward_shared_experts",
-        site=PARTS,
-        condition=OF_LAYER,
-        branch=LAYER,
-        releases="vllm-ascend 0.13.0rc2-0.19.1rc1",
+    of_layer(
+        "call-common",
+        "ops/common_fused_moe.py",
+        "AscendSharedFusedMoE.forward_impl",
+        CALL,
+        "vllm-ascend 0.11.0rc0-0.11.0",
     ),
-    by_quantisation("by-quantisation", FUSED_MOE, "AscendFusedMoE", "vllm-ascend 0.20.2rc1-0.22.1rc1"),
-    by_quantisation(
+    of_layer(
+        "call",
+        FUSED_MOE,
+        "AscendSharedFusedMoE.forward_impl",
+        CALL,
+        "vllm-ascend 0.12.0rc1, 0.13.0rc1",
+    ),
+    of_layer(
+        "two-parts",
+        FUSED_MOE,
+        f"AscendSharedFusedMoE.{IN_LAYER}",
+        PARTS,
+        "vllm-ascend 0.13.0rc2-0.19.1rc1",
+    ),
+    of_layer(
+        "by-quantisation",
+        FUSED_MOE,
+        f"AscendFusedMoE.{IN_LAYER}",
+        OF_LAYER_QUANT,
+        "vllm-ascend 0.20.2rc1-0.22.1rc1",
+    ),
+    of_layer(
         "by-quantisation-runner",
         FUSED_MOE,
-        "AscendMoERunner",
+        f"AscendMoERunner.{IN_LAYER}",
+        OF_LAYER_QUANT,
         "vllm-ascend 0.24.0rc1-0.26.0rc1; 0.23.0rc1-0.23.0.post1 with another vllm than 0.23.0",
     ),
-    Form(
-        name="executor",
-        file=EXECUTOR,
-        scope="AscendSharedExperts.forward",
-        site=BY_QUANTISATION.format(quantised="has_quantized_shared_without_lora"),
-        condition=OF_EXECUTOR.format(lora=NO_LORA, input="hidden_states"),
-        branch="shared_out = K.ffn_share_expert_quant(self.layer, hidden_states)",
-        releases="vllm-ascend 0.27.1rc1",
-    ),
-    Form(
-        name="executor-call",
-        file=EXECUTOR,
-        scope="AscendSharedExperts.forward",
-        site="shared_out = self._run_shared_mlp(hidden_states, milestones)",
-        condition=OF_EXECUTOR.format(lora=NO_LORA, input="hidden_states"),
-        branch="shared_out = K.ffn_share_expert_quant(self.layer, hidden_states)",
-        releases="vllm-ascend 0.28.0rc1, 0.29.0rc1",
+    of_executor("executor", OF_EXECUTOR_QUANT, "hidden_states", "vllm-ascend 0.27.1rc1"),
+    of_executor(
+        "executor-call",
+        "shared_out = self._run_shared_mlp(hidden_states, milestones)",
+        "hidden_states",
+        "vllm-ascend 0.28.0rc1, 0.29.0rc1",
     ),
     # In the plain mode nothing is gathered before, and what follows the site asks for the other modes only.
-    Form(
-        name="executor-staged",
-        file=EXECUTOR,
-        scope="AscendSharedExperts.forward",
-        site=STAGED,
-        condition=OF_EXECUTOR.format(
-            lora=f"submitted_gate_up is None and {PLAIN} and {NO_LORA}",
-            input="prepared_input.hidden_states",
-        ),
-        branch=(
-            "local_dp_metadata = None\n"
-            "shared_out = K.ffn_share_expert_quant(self.layer, prepared_input.hidden_states)"
-        ),
-        releases="vllm-ascend 0.30.0rc1, 0.30.0rc2",
+    of_executor(
+        "executor-staged",
+        STAGED,
+        "prepared_input.hidden_states",
+        "vllm-ascend 0.30.0rc1, 0.30.0rc2",
+        only="submitted_gate_up is None and mode is SharedExpertParallelMode.TENSOR_PARALLEL and ",
+        first="local_dp_metadata = None\n",
     ),
+)
+OF_COPY = of_layer(
+    "by-quantisation-copy",
+    COPY,
+    f"AscendFusedMoE.{IN_LAYER}",
+    OF_LAYER_QUANT,
+    "vllm-ascend 0.23.0rc1-0.23.0.post1",
 )
 
 RECIPE = Recipe(
@@ -222,11 +221,7 @@ RECIPE = Recipe(
             package="vllm_ascend",
             reached=reached_copy,
             optional=True,
-            forms=(
-                by_quantisation(
-                    "by-quantisation-copy", COPY, "AscendFusedMoE", "vllm-ascend 0.23.0rc1-0.23.0.post1"
-                ),
-            ),
+            forms=(OF_COPY,),
         ),
         Place(
             name="mlp",

@@ -45,8 +45,16 @@ class {owner}:
     def {method}(self, hidden_states, fused_moe_evts):
         {name} = hasattr(self.layer, "weight_scale")
         if {name} and self.quant_type in (QuantType.W8A8, QuantType.W4A8):
-            quantized_x, scale = torch_npu.npu_dynamic_quant(hidden_states)
-            shared_out = torch_npu.npu_quant_matmul(quantized_x, self.weight, scale)
+            original_dtype = hidden_states.dtype
+            wait(fused_moe_evts)
+            quantized_x, pertoken_scale = torch_npu.npu_dynamic_quant(hidden_states)
+            hidden_states = torch_npu.npu_quant_matmul(
+                quantized_x, self.up.weight, self.up.weight_scale, pertoken_scale=None, bias=None,
+                output_dtype=torch.int32)
+            quantized_x, swiglu_out_scale = activate(hidden_states, pertoken_scale)
+            shared_out = torch_npu.npu_quant_matmul(
+                quantized_x, self.down.weight, self.down.weight_scale, pertoken_scale=swiglu_out_scale,
+                bias=None, output_dtype=original_dtype)
         elif {name} and self.quant_type == QuantType.W4A8MXFP:
             shared_out = self.mxfp(hidden_states)
         else:
@@ -73,11 +81,16 @@ class AscendSharedExperts:
     def forward(self, prepared_input, milestones, submitted_gate_up=None):
         mode = self.parallel_mode()
         if submitted_gate_up is None:
-            submitted_gate_up = self.enqueue_gate_up_after_router(prepared_input, milestones.ready)
+            with npu_stream_switch(shared_experts_calculation_stream(), enabled=self.multistream_overlap):
+                hidden_states, local_dp_metadata = self._prepare_execution_input(
+                    prepared_input, milestones, mode)
+                gate_up_input = self._prepare_gate_up_input(hidden_states)
+            ready = PreparedSharedExpertExecution(hidden_states, gate_up_input, local_dp_metadata)
+            submitted_gate_up = self.enqueue_gate_up_after_router(ready, milestones.router_output_ready)
         local_dp_metadata = submitted_gate_up.local_dp_metadata
         with npu_stream_switch(shared_experts_calculation_stream(), enabled=self.multistream_overlap):
             shared_out = self._finish_shared_mlp(submitted_gate_up, milestones)
-            if self.multistream_overlap:
+            if self.multistream_overlap and mode is SharedExpertParallelMode.SEQUENCE_PARALLEL_ONLY:
                 shared_out = self.scatter(shared_out)
         return self.gather(shared_out, local_dp_metadata)
 """
@@ -279,9 +292,26 @@ def test_the_parts_in_the_else_arm_of_the_choice_are_no_second_site(patient: Mak
         ),
         pytest.param(
             FUSED,
-            choice().replace("npu_quant_matmul(quant", "npu_fused(quant"),
+            choice().replace("shared_out = torch_npu.", "shared_out = torch_npu.x."),
             State.MOVED,
             id="another_operator",
+        ),
+        pytest.param(
+            FUSED,
+            choice().replace(
+                "        elif", "            shared_out = shared_out * self.factor\n        elif"
+            ),
+            State.MOVED,
+            id="a_step_after_the_last_product",
+        ),
+        pytest.param(
+            EXECUTOR,
+            STAGED.replace(
+                "            if self.multi",
+                "            shared_out = 2 * shared_out\n            if self.multi",
+            ),
+            State.MOVED,
+            id="a_step_after_the_staged_expert",
         ),
         pytest.param(EXECUTOR, RUN.replace("import has_lora", "import x"), State.MOVED, id="no_lora_test"),
         pytest.param(
