@@ -26,7 +26,7 @@ from glm_pto.cli import demo
 PICTURE = Path(__file__).resolve().parent / "assets" / "apply-diff-revert.svg"
 WIDTH = 132
 STEPS = (
-    ("apply", "glm-net", "--install-kernels"),
+    ("apply", "glm-net"),
     ("diff", "glm-net", "--site", "gate", "--no-pager"),
     ("revert", "glm-net"),
 )

@@ -39,7 +39,7 @@ LATER = {
 }
 #: Run as a program of its own, in another Python: it has nobody else to print for it.
 PROGRAMS = {"cli/registry.py", "glm_pto_kernels/trial/__main__.py"}
-MODULE_LINES, FUNCTION_LINES, COMMAND_LINES = 300, 45, 30
+MODULE_LINES, FUNCTION_LINES, COMMAND_LINES = 320, 45, 32
 KERNEL_BODIES = {"pypto", "wallx"}
 #: Loaded by the first call that needs a kernel, never before (test_backends of wallx proves it).
 LATE_FOLDER = "glm_pto_kernels/wallx/triton/"
