@@ -13,12 +13,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from glm_pto_kernels import check, hardware, notice, switches
+from glm_pto_kernels import cache_key, check, hardware, notice, switches
 
 Kernel = Callable[..., Any]
 NAMES = tuple(switches.SWITCHES.values())
@@ -65,6 +66,8 @@ CHOICES: dict[str, Choice] = {}
 CUSTOM: dict[str, Kernel | str] = {}
 CALLS: dict[str, int] = dict.fromkeys(NAMES, 0)
 _KERNELS: dict[str, Kernel] = {}
+#: Called in every traced condition, so that compile caches see what was decided.
+TOLD: Callable[[], bool] = cache_key.told
 
 
 def declare(operator: Operator) -> Operator:
@@ -159,6 +162,7 @@ def register(operator: str, function: Kernel) -> None:
     CUSTOM[name] = function
     _KERNELS.pop(name, None)
     CHOICES[name] = decide(name, os.environ)
+    tell()
 
 
 def _fits(operator: Operator, function: Kernel) -> None:
@@ -239,6 +243,19 @@ def _custom(operator: Operator) -> Kernel:
         raise BackendError(f"GLM_PTO_KERNEL_{operator.name.upper()}={kernel}: {error!r}") from error
     _fits(operator, loaded)
     return loaded  # type: ignore[no-any-return]
+
+
+def tell() -> None:
+    """Renew `TOLD` for the present switches and choices; see `glm_pto_kernels.cache_key`."""
+    global TOLD
+    package = sys.modules["glm_pto_kernels"].__dict__
+    decisions: dict[str, object] = {name: package.get(name) for name in switches.SWITCHES}
+    for name, choice in CHOICES.items():
+        decisions[name] = (choice.backend, choice.native, choice.off_cpu, choice.dense)
+    TOLD = cache_key.tell(decisions)
+
+
+switches.CHANGED.append(tell)
 
 
 def calls() -> dict[str, int]:

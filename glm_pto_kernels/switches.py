@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 SWITCHES = {
@@ -27,6 +27,10 @@ ALIASES = {
 }
 SPELLINGS = {**ALIASES, **{name: name for name in SWITCHES}}
 TRUE, FALSE = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
+
+
+#: Called after a switch got another value.
+CHANGED: list[Callable[[], None]] = []
 
 
 class SwitchModule(ModuleType):
@@ -49,6 +53,8 @@ class SwitchModule(ModuleType):
         for spelling, canonical in SPELLINGS.items():
             if canonical == switch:
                 super().__setattr__(spelling, value)
+        for inform in CHANGED:
+            inform()
 
     def __delattr__(self, name: str) -> None:
         if name in SPELLINGS:
@@ -105,3 +111,5 @@ def install(package: str) -> None:
     for spelling, switch in SPELLINGS.items():
         module.__dict__[spelling] = values[switch]
     module.__class__ = SwitchModule
+    for inform in CHANGED:
+        inform()

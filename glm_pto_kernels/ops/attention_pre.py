@@ -164,7 +164,7 @@ def attention_pre_supported(
 ) -> bool:
     """Whether `attention_pre` may stand in for this layer. Traceable; static facts only."""
     if is_dynamo_compiling():
-        return _reason(layer, attention, positions, hidden_states) is None
+        return backends.TOLD() and _reason(layer, attention, positions, hidden_states) is None
     qkv = getattr(attention, "_modules", NONE).get("qkv_proj")
     weight = getattr(qkv, "_parameters", NONE).get("weight")
     dtype = getattr(hidden_states, "dtype", None)

@@ -51,7 +51,7 @@ def _reason(layer: Any, hidden_states: torch.Tensor) -> str | None:
 def gate_supported(layer: Any, hidden_states: torch.Tensor) -> bool:
     """Whether `gate` may stand in for this layer. Traceable; static facts only."""
     if is_dynamo_compiling():
-        return _reason(layer, hidden_states) is None
+        return backends.TOLD() and _reason(layer, hidden_states) is None
     weight = getattr(layer, "_parameters", NONE).get("weight")
     dtype = getattr(hidden_states, "dtype", None)
     choice = backends.CHOICES["gate"]

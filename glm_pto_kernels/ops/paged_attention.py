@@ -117,7 +117,9 @@ def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any
     That the step is decode-only is the guard's own term, where the patched function serves other steps too.
     """
     if is_dynamo_compiling():
-        return _reason(impl, query) is None and _reason_of_step(query, attn_metadata) is None
+        return (
+            backends.TOLD() and _reason(impl, query) is None and _reason_of_step(query, attn_metadata) is None
+        )
     known = getattr(impl, "__dict__", NONE)
     keys, values = known.get("key_cache"), known.get("value_cache")
     dtype = getattr(query, "dtype", None)

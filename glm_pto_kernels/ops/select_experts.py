@@ -89,7 +89,7 @@ def select_experts_supported(
     """Whether `select_experts` computes what this model means. Traceable; static facts only."""
     values = (router_logits, top_k, renormalize, topk_group, num_expert_group, e_score_correction_bias)
     if is_dynamo_compiling():
-        return _reason(*values, scoring_func) is None
+        return backends.TOLD() and _reason(*values, scoring_func) is None
     choice = backends.CHOICES["select_experts"]
     asked = (getattr(router_logits, "dtype", None), top_k, topk_group, num_expert_group, scoring_func)
     # There is no layer here; the model's bias lives as long as one.

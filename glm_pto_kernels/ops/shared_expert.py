@@ -104,7 +104,7 @@ def ffn_share_expert_quant_supported(
 ) -> bool:
     """Whether `ffn_share_expert_quant` may stand in for this layer. Traceable; static facts only."""
     if is_dynamo_compiling() or whole_mlp:
-        return _reason(layer, hidden_states, whole_mlp) is None
+        return backends.TOLD() and _reason(layer, hidden_states, whole_mlp) is None
     parts = getattr(layer, "_modules", NONE)
     up = getattr(parts.get("gate_up_proj"), "_parameters", NONE).get("weight")
     down = getattr(parts.get("down_proj"), "_parameters", NONE).get("weight")

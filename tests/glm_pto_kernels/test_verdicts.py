@@ -142,7 +142,9 @@ def test_nothing_is_kept_while_tracing(limits_asked: list[str]) -> None:
     assert result.eq(1).all() and set(vars(layer.self_attn)) == before
 
 
-@pytest.mark.parametrize("owner", [None, 3, object(), int, (), {}], ids=repr)
+@pytest.mark.parametrize(
+    "owner", [None, 3, object(), int, (), {}], ids=["none", "number", "object", "type", "tuple", "dict"]
+)
 def test_an_owner_that_takes_no_attribute_is_left_alone(owner: object) -> None:
     assert verdicts.keep(owner, "_verdict", True, None, (), None) is True
     assert verdicts.keep(torch.nn.Identity(), "_verdict", False, None, (3,), None) is False

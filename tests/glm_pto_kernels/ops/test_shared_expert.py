@@ -107,7 +107,9 @@ def test_refuses(name: str) -> None:
 
 
 @pytest.mark.usefixtures("torch_backend")
-@pytest.mark.parametrize("layer", [None, object(), torch.nn.Identity(), RMSNorm(8)], ids=repr)
+@pytest.mark.parametrize(
+    "layer", [None, object(), torch.nn.Identity(), RMSNorm(8)], ids=["none", "object", "identity", "norm"]
+)
 def test_an_unknown_layer_is_refused_without_an_exception(layer: object) -> None:
     assert K.ffn_share_expert_quant_supported(layer, torch.zeros(2, 256).bfloat16()) is False
     assert K.ffn_share_expert_quant_supported(SharedExpert(SMALL), None) is False
