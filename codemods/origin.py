@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from glm_pto.codemods import seal, state
+from glm_pto.codemods import reading, seal, state
 from glm_pto.codemods.findings import Finding, State, TreeReport
 
 
@@ -73,8 +73,14 @@ def annotate(report: TreeReport) -> TreeReport:
     for path, left in read.record.files.items() if read.record else ():
         if left.made:
             continue
-        file = report.root / path
-        origin = explain(report.root, path, file.read_bytes() if file.is_file() else None, left)
+        try:
+            current: bytes | None = reading.load(report.root / path)
+        except (FileNotFoundError, NotADirectoryError):
+            current = None
+        except OSError as error:
+            notes.append(f"{path}: cannot be read ({error.strerror})")
+            continue
+        origin = explain(report.root, path, current, left)
         if origin.kind in FRESH:
             rows = tuple(_reinstalled(row, path, left, origin) for row in rows)
         if origin.message:

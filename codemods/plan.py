@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, locate, recipes, source
+from glm_pto.codemods import edit, guard, locate, reading, recipes, source
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.guard import Guard
 from glm_pto.codemods.locate import Match
@@ -73,7 +73,7 @@ class Files:
 
     def _read(self, path: Path) -> Source | Unreadable | None:
         try:
-            return source.read(self.name(path), path.read_bytes())
+            return source.read(self.name(path), reading.load(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -259,7 +259,11 @@ def _landmarks(files: Files, place: Place, package: Package) -> tuple[Path, int]
     if not place.landmarks:
         return None
     for path in sorted(package.path.rglob("*.py")):
-        if "_310p" in path.as_posix() or not all(t.encode() in path.read_bytes() for t in place.landmarks):
+        try:
+            data = reading.load(path)
+        except OSError:
+            continue
+        if "_310p" in path.as_posix() or not all(t.encode() in data for t in place.landmarks):
             continue
         try:
             file = files.get(path)
@@ -296,7 +300,7 @@ def candidates(files: Files, narrowed: Iterable[str] = ()) -> list[Path]:
 def marked(path: Path, sites: Iterable[str] | None = None) -> bool:
     """Does the file's text hold a marker of ours (of one of the sites), readable as Python or not?"""
     try:
-        data = path.read_bytes()
+        data = reading.load(path)
     except OSError:
         return False
     return any(MARK + site.encode() + b" " in data for site in sites) if sites else MARK in data

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glm_pto.codemods import state
+from glm_pto.codemods import reading, state
 from glm_pto.codemods.findings import Finding, State, TreeReport
 from glm_pto.codemods.trees import Tree
 
@@ -69,7 +69,7 @@ def recall(tree: Tree) -> Memory | None:
 def _unchanged(root: Path, looked: Mapping[str, str | None]) -> bool:
     for name, digest in looked.items():
         try:
-            data = (root / name).read_bytes()
+            data = reading.load(root / name)
         except (FileNotFoundError, NotADirectoryError):
             if digest is not None:
                 return False

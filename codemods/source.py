@@ -15,8 +15,7 @@ import tokenize
 import warnings
 from dataclasses import dataclass
 
-#: Far above any file that is edited (the largest is under 200 kB); bounds memory and time on hostile input.
-MAX_BYTES = 4 * 1024 * 1024
+from glm_pto.codemods.reading import MAX_BYTES
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _UTF8_BOM = b"\xef\xbb\xbf"

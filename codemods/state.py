@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm_pto.codemods import disk, seal
+from glm_pto.codemods import disk, reading, seal
 from glm_pto.codemods.findings import FileChange
 from glm_pto.codemods.target import CONTROL
 
@@ -136,7 +136,7 @@ def standing(text: bytes) -> tuple[str, ...]:
 
 def _holds(path: Path, made: bool) -> bool:
     try:
-        return path.is_file() and (made or bool(standing(path.read_bytes())))
+        return path.is_file() and (made or bool(standing(reading.load(path))))
     except OSError:
         return True
 
