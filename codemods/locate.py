@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -237,17 +236,3 @@ def _renamed_uses(source: Source, names: frozenset[str]) -> set[int]:
         elif isinstance(node, ast.Name) and node.id in members:
             found.add(node.lineno)
     return found
-
-
-def nearest(source: Source, form: Form) -> tuple[int, str, float] | None:
-    """The statement of the form's function most like its first one: line, text, likeness in [0, 1]."""
-    wanted = ast.unparse(pattern.compile_pattern(form.site)[0]).replace("__hole_", "$").splitlines()[0]
-    best: tuple[int, str, float] | None = None
-    for function in functions(source.tree, form.scope):
-        for block, _, _ in blocks(function):
-            for statement in block:
-                text = ast.unparse(statement).splitlines()[0]
-                likeness = difflib.SequenceMatcher(None, wanted, text).ratio()
-                if best is None or likeness > best[2]:
-                    best = (first_line(statement) + 1, text, likeness)
-    return best

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, locate, reading, recipes, source
+from glm_pto.codemods import edit, guard, locate, missing, reading, recipes, source
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.guard import Guard
 from glm_pto.codemods.locate import Match
@@ -124,7 +124,10 @@ def look(files: Files, recipe: Recipe, place: Place, package: Package) -> Spot:
         finding = replace(spots[0].finding, state=State.AMBIGUOUS, message=message)
         return Spot(recipe, place, finding, spots[0].path)
     spots.sort(key=lambda s: s.finding.state is not State.PASTED)
-    return spots[0] if spots else _missing(files, recipe, place, package, blank)
+    if spots:
+        return spots[0]
+    row, near = missing.explain(files, recipe, place, package, blank)
+    return Spot(recipe, place, row, near)
 
 
 def _in_file(
@@ -222,57 +225,6 @@ def _pasted(spot: Spot, lines: list[int], package: Package) -> Spot:
         f"--force-reinstall {wanted}`, and apply again; or keep the snippet and use --skip {spot.recipe.site}"
     )
     return replace(spot, finding=replace(spot.finding, state=State.PASTED, line=lines[0], message=message))
-
-
-def _missing(files: Files, recipe: Recipe, place: Place, package: Package, blank: Finding) -> Spot:
-    """No form fits: say "moved" with the nearest candidate, or "absent" where nothing like it is there."""
-    version = package.version or "of unknown version"
-    for form in reversed(place.forms):
-        path = package.path / form.file
-        file = files.get(path)
-        near = None if file is None else locate.nearest(file, form)
-        if file is not None and near is not None:
-            line, text, likeness = near
-            message = (
-                f"{file.name}: {form.scope} is there, but the statements that {recipe.site} replaces are not "
-                f"({package.name} {version}). Expected: {form.site.splitlines()[0]}. "
-                f"Nearest ({likeness:.0%} alike), line {line}: {text}. Report this release, or use "
-                f"--skip {recipe.site}"
-            )
-            row = replace(blank, state=State.MOVED, file=file.name, line=line, message=message)
-            return Spot(recipe, place, row, path)
-    found = _landmarks(files, place, package)
-    if found is not None:
-        path, line = found
-        message = (
-            f"{files.name(path)}:{line}: this function looks like what {recipe.site} replaces, but no known "
-            f"form fits ({package.name} {version}). Report this release, or use --skip {recipe.site}"
-        )
-        row = replace(blank, state=State.MOVED, file=files.name(path), line=line, message=message)
-        return Spot(recipe, place, row, path)
-    message = f"{package.name} {version} has no such computation"
-    return Spot(recipe, place, replace(blank, message=message))
-
-
-def _landmarks(files: Files, place: Place, package: Package) -> tuple[Path, int] | None:
-    """A function elsewhere in the package with all the landmarks; only asked when nothing fits."""
-    if not place.landmarks:
-        return None
-    for path in sorted(package.path.rglob("*.py")):
-        try:
-            data = reading.load(path)
-        except OSError:
-            continue
-        if "_310p" in path.as_posix() or not all(t.encode() in data for t in place.landmarks):
-            continue
-        try:
-            file = files.get(path)
-        except Unreadable:
-            continue
-        line = None if file is None else locate.holds_all(file.tree, file.lines, place.landmarks)
-        if line is not None:
-            return path, line
-    return None
 
 
 def again(files: Files, spot: Spot) -> Spot:

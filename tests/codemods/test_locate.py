@@ -109,12 +109,6 @@ def test_requires_the_whole_body(run, ok):
     assert locate.unmet(read(text), wanted) == (None if ok else "A.other")
 
 
-def test_nearest_names_the_most_similar_statement():
-    near = locate.nearest(read("class A:\n def run(s):\n  y = 1\n  x = f(1, 2)\n  return x\n"), form())
-    assert near is not None
-    assert near[:2] == (4, "x = f(1, 2)")
-
-
 def test_pasted_lines_skip_our_own_guards():
     text = (
         "import glm_pto_kernels\n"
