@@ -1,4 +1,4 @@
-"""Facts about this machine for `doctor`. Packages are looked up, never imported; torch is not started."""
+"""Facts about this machine for `doctor`. vllm is never imported; torch only with the operator layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import glm_pto
-from glm_pto.codemods.findings import Refusal, UsageError, WriteFailure
+from glm_pto.cli.text import counts
+from glm_pto.codemods import kernels, recipes
+from glm_pto.codemods.findings import Refusal, TreeReport, UsageError, WriteFailure
 
 #: What is asked of the Python that runs the packages; answered on one line of JSON.
 QUESTION = """
@@ -28,6 +30,13 @@ def place(name):
     return None if spec is None else (spec.origin or list(spec.submodule_search_locations or [""])[0])
 print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable,
                   "packages": {n: [version(n), place(n.replace("-", "_"))] for n in names}}))
+"""
+
+#: The operator layer's own decision for every operator.
+CHOICES = """
+import json
+from glm_pto_kernels import backends
+print(json.dumps([[name, c.backend, c.native] for name, c in backends.CHOICES.items()]))
 """
 
 #: Distribution names; the ones after the first two are optional.
@@ -51,13 +60,16 @@ class Fact:
 def examine(trees: Sequence[Path], python: Path | None) -> tuple[Fact, ...]:
     """Everything that doctor tells."""
     answer = ask(python)
+    found, none = surveyed(trees, python)
     return (
         *versions(answer),
         *ascend(os.environ),
         *backends(answer["packages"], os.environ),
+        *choices(answer["packages"], python),
         *switches(os.environ),
-        *states(trees, python),
-        *caches(os.environ),
+        *none,
+        *states(found, python),
+        *caches(os.environ, found),
         Fact("uninstall", "before `pip uninstall glm-pto`", "run `glm-pto revert` first", "note",
              "guarded files import glm_pto_kernels; without it vLLM would not start"),
     )  # fmt: skip
@@ -151,45 +163,81 @@ def backends(packages: object, environment: Mapping[str, str]) -> Iterator[Fact]
         yield Fact("backends", "torch", "cannot run: no torch", "note")
 
 
+def choices(packages: object, python: Path | None) -> Iterator[Fact]:
+    """Who computes each operator, as the operator layer itself decides it in the target's Python."""
+    assert isinstance(packages, dict)
+    if not any(packages.get("torch") or ()) or not any(packages.get("glm-pto-kernels") or ()):
+        return
+    done = subprocess.run(
+        [str(python or sys.executable), "-c", CHOICES], capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        why = done.stderr.strip().rpartition("\n")[2]
+        yield Fact("backends", "glm_pto_kernels", f"cannot be imported: {why}", "problem",
+                   "guarded files import it; vLLM would stop with the same error")  # fmt: skip
+        return
+    for name, backend, native in json.loads(done.stdout.splitlines()[-1]):
+        said = f"the original code computes: {native}" if native else f"the {backend} backend computes"
+        yield Fact("backends", name, said, "note" if native else "ok")
+
+
 def switches(environment: Mapping[str, str]) -> Iterator[Fact]:
     """What the environment says to the operator layer."""
+    known = {recipe.switch for recipe in recipes.load()}
+    known |= {name.replace("EXPERTS", "EXEPERTS") for name in known}  # the guide's spelling
     ours = {n: v for n, v in sorted(environment.items()) if n.startswith(("USE_PTO_", "GLM_PTO_"))}
     for name, value in ours.items():
-        yield Fact("switches", name, value)
+        wrong = name.startswith("USE_PTO_") and name not in known
+        yield Fact("switches", name, value, "problem" if wrong else "ok",
+                   f"no such switch; there is {', '.join(sorted(known))}" if wrong else "")  # fmt: skip
     if not ours:
         yield Fact("switches", "USE_PTO_*, GLM_PTO_*", "none set: every switch is on, the backend is auto")
 
 
-def states(trees: Sequence[Path], python: Path | None) -> Iterator[Fact]:
-    """One line per tree: how many sites stand how."""
-    from glm_pto.cli.text import counts
-
-    try:
-        found = glm_pto.status(trees, python=python).trees
-    except (UsageError, Refusal, WriteFailure) as error:
-        yield Fact("trees", "none", str(error), "note")
-        return
+def states(found: Sequence[TreeReport], python: Path | None) -> Iterator[Fact]:
+    """Per tree: how many sites stand how, and which operator layer its code would load."""
     for tree in found:
         states = counts(tree.findings)
         bad = {"moved", "ambiguous", "pasted", "edited"} & states.keys()
         words = ", ".join(f"{amount} {state}" for state, amount in sorted(states.items()))
         yield Fact("trees", str(tree.root), words or "no site", "problem" if bad else "ok",
                    "`glm-pto status` shows which" if bad else "")  # fmt: skip
+        sites = {f.site for f in tree.findings}
+        functions = [r.function for r in recipes.load() if r.site in sites]
+        lacking = kernels.problem(tree.root, functions, python)
+        if lacking is not None:
+            yield Fact("trees", "operator layer", lacking, "problem")
 
 
-def caches(environment: Mapping[str, str]) -> Iterator[Fact]:
+def surveyed(trees: Sequence[Path], python: Path | None) -> tuple[tuple[TreeReport, ...], tuple[Fact, ...]]:
+    """The trees that can be looked at, or a fact that says why there are none."""
+    try:
+        return glm_pto.status(trees, python=python).trees, ()
+    except (UsageError, Refusal, WriteFailure) as error:
+        return (), (Fact("trees", "none", str(error), "note"),)
+
+
+def caches(environment: Mapping[str, str], found: Sequence[TreeReport]) -> Iterator[Fact]:
     """vLLM's own torch.compile cache: graphs traced before an edit, or under another switch, live there."""
     root = Path(
         environment.get("VLLM_CACHE_ROOT") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
     )
     folder = root.expanduser() / "torch_compile_cache"
     try:
-        entries = sorted(entry.name for entry in folder.iterdir())
+        made = [entry.stat().st_mtime for entry in folder.iterdir()]
     except OSError:
-        entries = []
-    if not entries:
+        made = []
+    if not made:
         yield Fact("caches", "torch.compile cache of vLLM", f"empty  {folder}")
         return
-    yield Fact("caches", "torch.compile cache of vLLM", f"{len(entries)} entries  {folder}", "note",
-               "after a change of a switch or backend: delete the folder, or start once with "
+    edited = [
+        (t.root / f.file).stat().st_mtime
+        for t in found
+        for f in t.findings
+        if f.file and (t.root / f.file).is_file()
+    ]
+    old = sum(when < max(edited, default=0) for when in made)
+    yield Fact("caches", "torch.compile cache of vLLM",
+               f"{len(made)} entries, {old} made before the sites' files were last written  {folder}", "note",
+               f"after a change of a switch or backend: `rm -r {folder}`, or start once with "
                "VLLM_DISABLE_COMPILE_CACHE=1")  # fmt: skip

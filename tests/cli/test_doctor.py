@@ -1,0 +1,126 @@
+"""doctor and explain: what they find, and what they say to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm_pto import Options, apply
+from glm_pto.cli import machine, story
+from glm_pto.codemods import recipes
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting torch takes seconds, and most of what doctor tells does not need it."""
+    monkeypatch.setattr(machine, "choices", lambda *_: ())
+
+
+def facts(run, *arguments: str | Path, **environment: str) -> dict[str, dict[str, str]]:
+    answer = run("doctor", *arguments, "--json", **environment)
+    assert answer.returncode == 0
+    return {f["name"]: f for f in json.loads(answer.stdout)["facts"]}
+
+
+def test_doctor_tells_versions_trees_and_what_cannot_run(run, tree: Path) -> None:
+    found = facts(run, tree, ASCEND_HOME_PATH="")
+    assert found["glm-pto (this tool)"]["value"].startswith("0.1.0")
+    assert found["vllm"]["value"] == "not installed"
+    assert "no torch-npu" in found["pypto"]["value"] and "CANN" in found["pypto"]["value"]
+    assert found["gate"]["value"].startswith("the original code computes: ")
+    assert found[str(tree)]["value"] == "5 applicable"
+    assert "glm-pto revert" in found["before `pip uninstall glm-pto`"]["value"]
+
+
+def test_doctor_names_a_switch_that_does_not_exist(run, tree: Path) -> None:
+    found = facts(run, tree, USE_PTO_GATES="1", USE_PTO_SHARE_EXEPERTS="0")
+    assert (found["USE_PTO_GATES"]["verdict"], found["USE_PTO_SHARE_EXEPERTS"]["verdict"]) == (
+        "problem",
+        "ok",
+    )
+    assert "USE_PTO_GATE," in found["USE_PTO_GATES"]["advice"]
+    assert "cannot be imported" in found["glm_pto_kernels"]["value"]
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_doctor_names_a_layer_that_was_made_by_hand(run, tree: Path) -> None:
+    (tree / "glm_pto_kernels").mkdir()
+    (tree / "glm_pto_kernels" / "__init__.py").write_text("def gate(layer, x): ...\n")
+    found = facts(run, tree)["operator layer"]
+    assert found["verdict"] == "problem" and "made by hand" in found["value"]
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_doctor_counts_compiled_graphs_from_before_the_edit(run, tree: Path, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / "cache" / "torch_compile_cache" / name).mkdir(parents=True)
+    os.utime(tmp_path / "cache" / "torch_compile_cache" / "old", (1, 1))
+    apply([tree], Options(install_kernels=True))
+    os.utime(tmp_path / "cache" / "torch_compile_cache" / "new")
+    found = facts(run, tree, VLLM_CACHE_ROOT=str(tmp_path / "cache"))["torch.compile cache of vLLM"]
+    assert found["value"].startswith("2 entries, 1 made before")
+    assert "VLLM_DISABLE_COMPILE_CACHE=1" in found["advice"]
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_doctor_asks_another_python(run, tree: Path) -> None:
+    answer = run("doctor", tree, "--python", sys.executable)
+    assert answer.returncode == 0 and sys.version.split()[0] in answer.stdout
+    assert run("doctor", tree, "--python", tree / "nothing").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("home", "verdict"),
+    [({"compiler/version.info": "Version=8.3.RC1\n"}, "ok"), ({}, "problem")],
+    ids=["found", "lost"],
+)
+def test_doctor_reads_the_version_of_cann(tmp_path: Path, home: dict[str, str], verdict: str) -> None:
+    for name, text in home.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    cann = next(f for f in machine.ascend({"ASCEND_HOME_PATH": str(tmp_path)}) if f.name == "CANN")
+    assert cann.verdict == verdict
+    assert ("8.3.RC1" in cann.value) == (verdict == "ok")
+
+
+@pytest.mark.parametrize("site", [r.site for r in recipes.load()])
+def test_explain_tells_the_recipe_and_what_was_found(run, tree: Path, site: str) -> None:
+    recipe = next(r for r in recipes.load() if r.site == site)
+    shown = run("explain", site, tree).stdout
+    assert recipe.title in shown and f"{recipe.switch}=0" in shown
+    if site in {f["site"] for f in json.loads(run("status", tree, "--json").stdout)["trees"][0]["sites"]}:
+        assert "applicable: " in shown and "a decode step runs through it" in shown and "\n  > " in shown
+
+
+def test_explain_needs_no_tree(run) -> None:
+    answer = run("explain", "gate")
+    assert answer.returncode == 0 and "Looked for in" in answer.stdout
+
+
+def test_explain_shows_the_nearest_candidate_of_a_moved_site(run, tree: Path) -> None:
+    file = tree / "vllm" / "model_executor" / "models" / "glm4_moe.py"
+    file.write_text(
+        file.read_text().replace("self.gate(hidden_states.to(dtype=torch.float32))", "self.gate(x, 1)")
+    )
+    shown = run("explain", "gate", tree).stdout
+    assert "moved: " in shown and "self.gate(x, 1)" in shown
+
+
+def test_conditions_come_from_the_layers_source() -> None:
+    assert "the gate has a bias" in story.conditions("gate")
+    assert story.conditions("no_such_site") == ()
+
+
+def test_an_excerpt_ends_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "short.py"
+    file.write_text("a\nb\n")
+    assert [line.strip() for line in story.excerpt(file, 2)] == ["1  a", ">     2  b"]
+    assert list(story.excerpt(tmp_path / "none.py", 1)) == []
+
+
+def test_a_layer_without_torch_is_not_asked() -> None:
+    assert list(machine.choices({"torch": [None, None], "glm-pto-kernels": [None, "x"]}, None)) == []
