@@ -86,9 +86,9 @@ def explain(
         first, likest = candidate.wanted.splitlines()[0], candidate.found.splitlines()[0]
         message = (
             f"{file.name}: {candidate.form.scope} is there, but the statements that {recipe.site} replaces "
-            f"are not ({package.name} {version}). Expected: {first}. Nearest ({candidate.likeness:.0%} "
-            f"alike), line {candidate.line}: {likest}. Difference: {candidate.difference}. Report this release, "
-            f"or use --skip {recipe.site}"
+            f"are not ({package.name} {version}). Expected: {first}. Nearest, line {candidate.line}, "
+            f"{candidate.likeness:.0%} alike: {likest}. Difference: {candidate.difference}. "
+            f"Report this release, or use --skip {recipe.site}"
         )
         row = replace(blank, state=State.MOVED, file=file.name, line=candidate.line, message=message)
         return row, package.path / candidate.form.file
