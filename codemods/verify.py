@@ -207,8 +207,11 @@ class _Without(ast.NodeTransformer):
         self.file = file
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        ours = guard.marker(
+            self.file, node
+        )  # looked for first: a body that begins with a guard is about to change
         self.generic_visit(node)
-        return node.orelse if guard.marker(self.file, node) else node
+        return node.orelse if ours else node
 
     def visit_Import(self, node: ast.Import) -> ast.AST | None:
         return None if MARK.decode() in self.file.lines[node.lineno - 1] else node
