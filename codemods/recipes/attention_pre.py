@@ -56,7 +56,7 @@ def reached(tree: Tree) -> Reached:
     off = "flashcomm1 or flashcomm2, sequence parallelism, LoRA or the xlite graph mode"
     if ascend < (0, 27):
         off += ", or enable_shared_expert_dp, which switches sequence parallelism on"
-    return Reached(True, f"with W8A8 weights on tensor parallel size 8; not with {off}")
+    return Reached(True, f"with W8A8 weights; not with {off}")
 
 
 RECIPE = Recipe(

@@ -32,8 +32,9 @@ RECIPE = Recipe(
     switch="USE_PTO_GATE",
     title="Router gate: hidden states times gate weight, in fp32",
     why=(
-        "The native path writes an fp32 copy of the activations and reads it again for one small matrix "
-        "product. The fused operator takes bf16 activations and the fp32 weight and writes the fp32 logits."
+        "Up to vLLM 0.30 the native path writes an fp32 copy of the activations and reads it again for one "
+        "small matrix product; later ones have a layer for it that is tuned for other devices. The fused "
+        "operator takes bf16 activations and the fp32 weight and writes the fp32 logits."
     ),
     links=(
         "https://github.com/vllm-project/vllm/blob/v0.12.0/vllm/model_executor/models/glm4_moe.py",

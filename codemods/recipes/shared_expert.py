@@ -98,10 +98,12 @@ def _default(tree: Tree) -> Reached:
     ascend = tree.version("vllm_ascend")
     if ascend is not None and ascend < (0, 11):
         return Reached(False, "from vllm-ascend 0.11.0 on: " + NO_W8A8)
-    off = ["multistream_overlap_shared_expert", "enable_shared_expert_dp", "the xlite graph mode"]
+    off = "multistream_overlap_shared_expert"
     if ascend is None or (0, 13) <= ascend < (0, 24):
-        off.insert(1, "multistream_overlap_gate")
-    return Reached(True, f"with dynamic W8A8 weights on tensor parallel size 8; not with {', '.join(off)}")
+        off += ", multistream_overlap_gate"
+    if ascend is None or ascend >= (0, 30):
+        off += ", enable_shared_expert_dp, sequence parallelism"
+    return Reached(True, f"with dynamic W8A8 weights; not with {off} or the xlite graph mode")
 
 
 def _has_copy(ascend: Package | None) -> bool:

@@ -357,7 +357,7 @@ def test_a_snippet_in_the_mlp_is_found_beside_vllm_ascend_too(patient: Make) -> 
         ),
         pytest.param("moe-layer", "0.18.0", "0.18.0", True, "multistream_overlap_gate", id="gate_overlap"),
         pytest.param("moe-layer", "0.23.0", "0.23.0", False, "any vllm but 0.23.0", id="dormant"),
-        pytest.param("moe-layer", "0.24.0", "0.23.0", True, "enable_shared_expert_dp", id="woken"),
+        pytest.param("moe-layer", "0.24.0", "0.23.0", True, "dynamic W8A8", id="woken"),
         pytest.param("moe-layer-for-vllm-0.23.0", "0.23.0", "0.23.0", True, "W8A8", id="copy"),
         pytest.param(
             "moe-layer-for-vllm-0.23.0", "0.24.0", "0.23.0", False, "VLLM_VERSION", id="copy_dormant"
