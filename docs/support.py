@@ -118,10 +118,10 @@ INTRO = """\
 
 Written by `python3 docs/support.py` from a run of the patcher over the released sources; do not edit. A
 test compares it with a fresh run. "reached": a GLM-4.5 decode step runs through the guard with upstream's
-default settings. "setting": the guard is applied, but a step only comes by with the
-setting or release that the note names. "absent": the release has no such computation, so there is nothing to
-apply. What was read off the sources here is shown by running the patched code for some releases in the
-tests; none of it was run on an NPU.
+default settings. "setting": the guard is applied, but a step only comes by with the setting or release that
+the note names. "absent": the release has no such computation, so there is nothing to apply. What was read off
+the sources here is shown by running the patched code for some releases in the tests; none of it was run on
+an NPU.
 """
 ALONE = """\
 The operators need vllm-ascend's devices and weights; these sites are there for trees that get it later.

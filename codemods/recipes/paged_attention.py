@@ -78,9 +78,9 @@ RECIPE = Recipe(
     switch="USE_PTO_FA",
     title="Decode attention over the paged cache",
     why=(
-        "A GLM-4.5 decode step has 12 query heads for each key-value head (one a rank on tensor parallel size "
-        "8). The fused kernel attends for all of them at once over each block of the cache; shapes that it "
-        "cannot take stay native."
+        "A GLM-4.5 decode step has 12 query heads for each key-value head, one of these a rank on tensor "
+        "parallel size 8. The fused kernel attends for all of them at once over each block of the cache; "
+        "shapes that it cannot take stay native."
     ),
     links=(
         "https://github.com/vllm-project/vllm-ascend/blob/v0.13.0/vllm_ascend/attention/attention_v1.py",
