@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -67,3 +68,32 @@ def test_some_rows_equal_a_fresh_run(support: ModuleType) -> None:
 @pytest.mark.all_releases
 def test_all_rows_equal_a_fresh_run(support: ModuleType) -> None:
     assert check(support, list(support.trees())) > 0, "no release is cached"
+
+
+def test_forms_name_the_releases_that_they_were_found_in(support: ModuleType) -> None:
+    """The words of a form, "0.11.0rc0-0.11.0, 0.12.0rc1", against the rows."""
+    from glm_pto.cli import releases
+    from glm_pto.codemods import recipes
+
+    rows = support.load()
+    for recipe in recipes.load():
+        for place in recipe.places:
+            ascend = place.package == "vllm_ascend"
+            order = releases.ASCEND if ascend else releases.VLLM
+            for form in place.forms:
+                key = (recipe.site, place.name, form.name)
+                found = {
+                    r.ascend if ascend else r.vllm
+                    for r in rows
+                    if key in {(c.site, c.place, c.form) for c in r.cells}
+                }
+                if found:
+                    assert expanded(form.releases, order) == found, key
+
+
+def expanded(words: str, order: tuple[str, ...]) -> set[str]:
+    """All releases that a text names, ranges included."""
+    found: set[str] = set()
+    for first, last in re.findall(r"(\d+\.\d[\w.]*)(?:-(\d+\.\d[\w.]*))?", words):
+        found |= set(order[order.index(first) : order.index(last or first) + 1])
+    return found
