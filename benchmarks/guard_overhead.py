@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import timeit
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -78,7 +77,7 @@ def measure(number: int = 20_000, rounds: int = 9) -> dict[str, dict[str, float]
     """The ratios of both kinds for every operator."""
     conditions = guards()
     for name in conditions:
-        backends.CHOICES[name] = backends.Choice("pypto", sizes=cache(refuse))
+        backends.CHOICES[name] = backends.Choice("pypto", sizes=refuse)
         assert conditions[name][1]() == "the last test", (name, conditions[name][1]())
     timed: dict[str, Callable[[], object]] = {"empty": Empty(), "lambda": lambda: None}
     for name, (guard, refusal) in conditions.items():

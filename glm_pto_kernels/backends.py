@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from glm_pto_kernels import cache_key, check, hardware, notice, switches
@@ -50,13 +49,17 @@ class Operator:
 
 @dataclass(frozen=True)
 class Choice:
-    """The decision for one operator. ``native``: why native code stays, else None. ``fused``: a PyPTO
-    kernel under ``auto``, for tensors off the CPU. ``sizes``: its limits, as a refusal."""
+    """The decision for one operator.
+
+    ``native``: why native code stays, else None. ``off_cpu``: tensors on the CPU stay native (``auto``).
+    ``caches``: the layout that paged attention needs, "any", "blocks" (dense inside a block) or "dense".
+    ``sizes``: the limits of the kernel, as a refusal of keyword integers.
+    """
 
     backend: str
     native: str | None = None
     off_cpu: bool = False
-    dense: bool = False
+    caches: str = "any"
     sizes: Callable[..., str | None] | None = None
 
 
@@ -95,8 +98,8 @@ def decide(name: str, environment: Mapping[str, str]) -> Choice:
         reason = hardware.npu_refusal()
         if reason is not None:
             return Choice("native", native=reason)
-        return Choice("pypto", off_cpu=True, dense=True, sizes=_sizes("pypto", name))
-    return Choice(backend, dense=True, sizes=_sizes(backend, name))
+        return Choice("pypto", off_cpu=True, caches="blocks", sizes=_sizes("pypto", name))
+    return Choice(backend, caches="dense" if backend == "upstream" else "blocks", sizes=_sizes(backend, name))
 
 
 def _backend_of(name: str, environment: Mapping[str, str]) -> str:
@@ -133,14 +136,14 @@ def _sizes(backend: str, name: str) -> Callable[..., str | None] | None:
     if backend == "upstream":
         from glm_pto_kernels import upstream
 
-        return cache(upstream.SIZES[name])
+        return upstream.SIZES[name]
     try:
         module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("glm_pto_kernels.pypto"):
             raise
         return None
-    return cache(module.refusal)
+    return module.refusal  # type: ignore[no-any-return]
 
 
 def register(operator: str, function: Kernel) -> None:

@@ -87,7 +87,12 @@ SCHEMA = (
     "Tensor q_norm_weight, Tensor? q_norm_bias, Tensor k_norm_weight, Tensor? k_norm_bias, Tensor cos, "
     "Tensor sin, int q_size, int kv_size, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-STATIC_W8A8 = ("aclnn_input_scale_reciprocal", "aclnn_input_offset", "quant_bias", "deq_scale")
+STATIC_W8A8 = {
+    "aclnn_input_scale_reciprocal": BF16,
+    "aclnn_input_offset": BF16,
+    "quant_bias": torch.int32,
+    "deq_scale": torch.float32,
+}
 
 
 def sequence_parallel() -> bool:
@@ -106,9 +111,9 @@ def _reason(layer: Any, attention: Any, positions: torch.Tensor, hidden_states: 
     weight = weights.get("weight")
     if getattr(weight, "dtype", None) is not INT8:
         return "the qkv projection has no int8 weight of its own"
-    for name in STATIC_W8A8:
-        if weights.get(name) is None:
-            return "the qkv projection is not static W8A8"
+    for name, dtype in STATIC_W8A8.items():
+        if getattr(weights.get(name), "dtype", None) is not dtype:
+            return "the qkv projection is not static W8A8 with bf16 scales and fp32 deq_scale"
     if getattr(qkv, "__dict__", NONE).get("custom_op") is not None:
         return "the qkv projection gathers around its matmul (flashcomm)"
     if getattr(positions, "dtype", None) is None or positions.dim() != 1:
@@ -149,6 +154,8 @@ def _reason_of_shapes(
         return "the layer has not the three norms"
     if scale.numel() != hidden or q_scale.numel() != head or k_scale.numel() != head:
         return "the norms do not fit"
+    if scale.dtype is not BF16 or q_scale.dtype is not BF16 or k_scale.dtype is not BF16:
+        return "the norms are not bf16"
     rotary = parts.get("rotary_emb")
     cache = getattr(rotary, "_buffers", NONE).get("cos_sin_cache")
     if cache is None or getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is not True:

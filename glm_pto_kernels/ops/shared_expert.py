@@ -64,6 +64,8 @@ def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | N
     s13, s2 = of_up.get("weight_scale"), of_down.get("weight_scale")
     if s13 is None or s2 is None or "deq_scale" in of_up or "deq_scale" in of_down:
         return "the weights are not dynamic W8A8"
+    if s13.dtype is not BF16 or s2.dtype is not BF16:
+        return "the weights' scales are not bf16"
     if of_up.get("bias") is not None or of_down.get("bias") is not None:
         return "the projections have a bias"
     if getattr(down, "__dict__", NONE).get("reduce_results") is not False:

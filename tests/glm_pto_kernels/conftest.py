@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from glm_pto_kernels import backends
+from glm_pto_kernels import backends, switches
 
 
 @pytest.fixture
@@ -20,6 +20,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(backends, "_KERNELS", {})
 
     monkeypatch.setattr(backends, "CUSTOM", {})
+    # Other tests of this process have compiled something.
+    monkeypatch.setattr(switches, "warn_if_late", lambda change: None)
     return decide
 
 

@@ -15,8 +15,9 @@ from tests.glm_pto_kernels import stand_ins
 class Layer(torch.nn.Module):
     """The patched parts of a decoder layer, guards included; counts are what the native arms return."""
 
-    def __init__(self, sizes: stand_ins.Sizes) -> None:
+    def __init__(self, sizes: stand_ins.Sizes, top_k: int = 4) -> None:
         super().__init__()
+        self.top_k = top_k
         self.layer = stand_ins.DecoderLayer(sizes)
         self.expert = stand_ins.SharedExpert(sizes)
         self.gate = torch.nn.Linear(sizes.hidden, sizes.experts, bias=False)
@@ -35,9 +36,11 @@ class Layer(torch.nn.Module):
         else:
             logits = self.gate(residual.float()) * 0
         if K.USE_PTO_SELECT_EXPERTS and K.select_experts_supported(
-            logits, 4, True, 1, 1, self.bias, scoring_func="sigmoid"
+            logits, self.top_k, True, 1, 1, self.bias, scoring_func="sigmoid"
         ):
-            weights, ids = K.select_experts(logits, 4, True, 1, 1, self.bias, routed_scaling_factor=2.5)
+            weights, ids = K.select_experts(
+                logits, self.top_k, True, 1, 1, self.bias, routed_scaling_factor=2.5
+            )
         else:
             weights, ids = logits[:, :4], logits[:, :4].int()
         if K.USE_PTO_SHARE_EXPERTS and K.ffn_share_expert_quant_supported(self.expert, residual):
@@ -95,18 +98,25 @@ def test_where_nothing_can_run_the_graph_holds_native_code_only(environment: Cal
     assert len(graphs) == 1 and not opaque(graphs[0])
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("backend", ["pypto", "upstream"])
 def test_limits_of_a_kernel_are_traceable(
-    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    from glm_pto_kernels import upstream
-
-    environment()
-    for name, sizes in upstream.SIZES.items():
-        monkeypatch.setitem(backends.CHOICES, name, backends.Choice("upstream", sizes=sizes))
-    function, graphs = compiled(Layer(stand_ins.SMALL))
+    environment(GLM_PTO_BACKEND=backend)
+    monkeypatch.setattr(backends, "_KERNELS", dict.fromkeys(backends.OPERATORS, lambda *arguments: None))
+    sizes = stand_ins.glm_4_5()
+    layer = Layer(sizes, top_k=8)
+    function, graphs = compiled(layer)
     with torch.inference_mode():
-        function(torch.arange(3), torch.randn(3, 256).bfloat16(), None)
-    assert not opaque(graphs[0])
+        function(torch.arange(3), torch.randn(3, sizes.hidden).bfloat16(), None)
+    assert len(opaque(graphs[0])) == 4
+    function, graphs = compiled(
+        Layer(stand_ins.Sizes(hidden=96, experts=24, heads=2, head=24, intermediate=24))
+    )
+    with torch.inference_mode():
+        function(torch.arange(3), torch.randn(3, 96).bfloat16(), None)
+    assert {*opaque(graphs[0])} <= {"glm_pto.select_experts.default"}
 
 
 @pytest.mark.usefixtures("torch_backend")

@@ -153,6 +153,8 @@ CHANGES: dict[str, tuple[Callable[[DecoderLayer], None], str]] = {
     "no_offset": (put(QKV + "aclnn_input_offset", ...), "static"),
     "no_scale": (put(QKV + "aclnn_input_scale_reciprocal", ...), "static"),
     "no_quant_bias": (put(QKV + "quant_bias", ...), "static"),
+    "int64_deq_scale_of_fp16": (put(QKV + "deq_scale", frozen(torch.zeros(384).long())), "fp32 deq_scale"),
+    "fp32_norm": (put("input_layernorm.weight", frozen(torch.ones(256))), "bf16"),
     "fault_17_flashcomm": (put(QKV + "custom_op", object()), "flashcomm"),
     "lora": (wrap, "int8"),
     "air_has_no_qk_norm": (put("self_attn.use_qk_norm", False), "norm"),

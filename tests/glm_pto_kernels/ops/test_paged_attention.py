@@ -181,7 +181,7 @@ def strided_caches(impl: Any) -> None:
     impl.key_cache, impl.value_cache = both[:, 0], both[:, 1]
 
 
-def test_strided_caches_of_0_30_are_refused_by_dense_kernels_and_read_rightly_by_the_reference(
+def test_strided_caches_of_0_30_are_read_rightly_or_refused(
     environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment(GLM_PTO_BACKEND="torch")
@@ -191,7 +191,13 @@ def test_strided_caches_of_0_30_are_refused_by_dense_kernels_and_read_rightly_by
     strided_caches(impl)
     assert not impl.key_cache.is_contiguous()
     assert torch.equal(run(impl, query, step, torch.empty_like(query)), wanted)
-    monkeypatch.setitem(backends.CHOICES, "paged_attention", backends.Choice("pypto", dense=True))
+    for caches, supported in (("dense", False), ("blocks", True), ("any", True)):
+        monkeypatch.setitem(backends.CHOICES, "paged_attention", backends.Choice("pypto", caches=caches))
+        assert K.paged_attention_supported(impl, query, step) is supported
+    # Keys and values interleaved by token: no whole number of blocks apart.
+    both = torch.stack((impl.key_cache, impl.value_cache), dim=2)
+    impl.key_cache, impl.value_cache = both[:, :, 0], both[:, :, 1]
+    monkeypatch.setitem(backends.CHOICES, "paged_attention", backends.Choice("pypto", caches="blocks"))
     assert K.paged_attention_supported(impl, query, step) is False
     assert "strided" in (K.paged_attention_refusal(impl, query, step) or "")
 
@@ -206,7 +212,7 @@ CHANGES: dict[str, tuple[str, Any, str]] = {
     "encoder": ("attn_type", "encoder", "decoder"),
     "no_cache": ("key_cache", None, "caches"),
     "c8_int8_cache": ("key_cache", torch.zeros(12, 128, 1, 128, dtype=torch.int8), "bf16"),
-    "hnd_layout": ("key_cache", torch.zeros(12, 1, 128, 128).bfloat16(), "fit the query"),
+    "hnd_layout": ("key_cache", torch.zeros(12, 1, 128, 128).bfloat16(), "blocks, block"),
     "other_kv_heads": ("num_kv_heads", 2, "fit the query"),
 }
 

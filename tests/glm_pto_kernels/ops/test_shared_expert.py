@@ -76,6 +76,7 @@ CHANGES: dict[str, tuple[Callable[[SharedExpert], None], str]] = {
     "unquantised": (lambda m: setattr(m.down_proj, "weight", frozen(torch.zeros(48, 256))), "int8"),
     "static_w8a8": (lambda m: setattr(m.down_proj, "deq_scale", frozen(torch.zeros(256))), "dynamic"),
     "no_scale": (lambda m: delattr(m.gate_up_proj, "weight_scale"), "dynamic"),
+    "fp32_scales": (lambda m: setattr(m.down_proj, "weight_scale", frozen(torch.zeros(256))), "bf16"),
     "bias": (lambda m: setattr(m.down_proj, "bias", frozen(torch.zeros(256))), "bias"),
     "fault_10_dense_layer_reduces": (lambda m: setattr(m.down_proj, "reduce_results", True), "reduces"),
     "reduce_results_unknown": (lambda m: delattr(m.down_proj, "reduce_results"), "reduces"),
@@ -87,7 +88,7 @@ CHANGES: dict[str, tuple[Callable[[SharedExpert], None], str]] = {
         "contiguous",
     ),
     "scales_of_other_size": (
-        lambda m: setattr(m.gate_up_proj, "weight_scale", frozen(torch.zeros(95))),
+        lambda m: setattr(m.gate_up_proj, "weight_scale", frozen(torch.zeros(95).bfloat16())),
         "one scale",
     ),
     "other_hidden": (
