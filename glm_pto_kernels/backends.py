@@ -254,7 +254,7 @@ def tell() -> None:
     package = sys.modules["glm_pto_kernels"].__dict__
     decisions: dict[str, object] = {name: package.get(name) for name in switches.SWITCHES}
     for name, choice in CHOICES.items():
-        decisions[name] = (choice.backend, choice.native, choice.off_cpu, choice.dense)
+        decisions[name] = (choice.backend, choice.native, choice.off_cpu, choice.caches)
     TOLD = cache_key.tell(decisions)
 
 
