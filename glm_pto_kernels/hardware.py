@@ -11,6 +11,8 @@ from pathlib import Path
 
 FITTING = ("A2", "A3")
 # SOC_VERSION spellings of vllm-ascend's builds, by prefix; Ascend 950 (A5) and 310P have other units.
+# What vllm-ascend writes as __device_type__: chip numbers in 0.12.0rc1, names of generations from 0.13 on.
+DEVICE_TYPES = {"910B": "A2", "910_93": "A3", "910_95": "A5"}
 SOC_PREFIXES = {
     "ascend910b": "A2",
     "ascend910_93": "A3",
@@ -52,7 +54,7 @@ def _read_build_info(text: str) -> str | None:
     soc = facts.get("__soc_version__", "").lower()
     by_soc = next((name for prefix, name in SOC_PREFIXES.items() if soc.startswith(prefix)), None)
     named = facts.get("__device_type__", "").strip("_").upper()
-    return named or by_soc
+    return DEVICE_TYPES.get(named, named) or by_soc
 
 
 def npu_refusal() -> str | None:

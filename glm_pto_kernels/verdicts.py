@@ -17,6 +17,15 @@ import torch
 NONE: dict[str, Any] = {}  # stands for the dictionaries of an object that has none
 
 
+def held(layer: Any, name: str) -> Any:
+    """A parameter, plain attribute or buffer of a layer, or None: quantisation data are any of them."""
+    for place in ("_parameters", "__dict__", "_buffers"):
+        found = getattr(layer, place, NONE).get(name)
+        if found is not None:
+            return found
+    return None
+
+
 def keep(
     owner: Any, name: str, verdict: bool, choice: object, tensors: tuple[Any, ...], fact: object
 ) -> bool:

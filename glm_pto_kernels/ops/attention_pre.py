@@ -15,7 +15,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, int8
-from glm_pto_kernels.verdicts import NONE, keep
+from glm_pto_kernels.verdicts import NONE, held, keep
 
 BF16, INT8 = torch.bfloat16, torch.int8
 _KEPT = "_glm_pto_attention_pre"
@@ -107,14 +107,13 @@ def _reason(layer: Any, attention: Any, positions: torch.Tensor, hidden_states: 
         return choice.native
     parts = getattr(attention, "_modules", NONE)
     qkv = parts.get("qkv_proj")
-    weights = getattr(qkv, "_parameters", NONE)
-    weight = weights.get("weight")
+    weight = getattr(qkv, "_parameters", NONE).get("weight")
     if getattr(weight, "dtype", None) is not INT8:
         return "the qkv projection has no int8 weight of its own"
     for name, dtype in STATIC_W8A8.items():
-        if getattr(weights.get(name), "dtype", None) is not dtype:
+        if getattr(held(qkv, name), "dtype", None) is not dtype:
             return "the qkv projection is not static W8A8 with bf16 scales and fp32 deq_scale"
-    if getattr(qkv, "__dict__", NONE).get("custom_op") is not None:
+    if held(qkv, "custom_op") is not None:
         return "the qkv projection gathers around its matmul (flashcomm)"
     if getattr(positions, "dtype", None) is None or positions.dim() != 1:
         return "the positions are not a vector (mrope)"
@@ -157,7 +156,7 @@ def _reason_of_shapes(
     if scale.dtype is not BF16 or q_scale.dtype is not BF16 or k_scale.dtype is not BF16:
         return "the norms are not bf16"
     rotary = parts.get("rotary_emb")
-    cache = getattr(rotary, "_buffers", NONE).get("cos_sin_cache")
+    cache = held(rotary, "cos_sin_cache")
     if cache is None or getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is not True:
         return "the rotary embedding has no cos_sin_cache, or does not turn by halves"
     if choice.sizes is None:

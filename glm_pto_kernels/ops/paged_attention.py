@@ -113,8 +113,10 @@ def _reason_of_shapes(
         return "the caches are strided views whose blocks do not lie a whole number of blocks apart"
     _, block, heads_of_cache, dim = keys.shape
     _, heads, dim_of_query = query.shape
-    if heads_of_cache != kv_heads or not kv_heads or heads % kv_heads or dim != dim_of_query:
+    if heads_of_cache != kv_heads or not kv_heads or dim != dim_of_query:
         return "the caches do not fit the query"
+    if block != 128 or dim != 128 or not (heads == 12 * kv_heads or (kv_heads == 1 and heads in (3, 6))):
+        return "the heads are not GLM-4.5's: 12 a kv head of 128, in blocks of 128 tokens"
     if choice.sizes is None:
         return None
     return choice.sizes(heads=heads, kv_heads=kv_heads, head_dim=dim, block_size=block)

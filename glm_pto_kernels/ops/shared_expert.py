@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, hardware, int8
-from glm_pto_kernels.verdicts import NONE, keep
+from glm_pto_kernels.verdicts import NONE, held, keep
 
 BF16, INT8 = torch.bfloat16, torch.int8
 _KEPT = "_glm_pto_shared_expert"
@@ -61,8 +61,8 @@ def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | N
     w13, w2 = of_up.get("weight"), of_down.get("weight")
     if getattr(w13, "dtype", None) is not INT8 or getattr(w2, "dtype", None) is not INT8:
         return "the projections have no int8 weights of their own"
-    s13, s2 = of_up.get("weight_scale"), of_down.get("weight_scale")
-    if s13 is None or s2 is None or "deq_scale" in of_up or "deq_scale" in of_down:
+    s13, s2 = held(up, "weight_scale"), held(down, "weight_scale")
+    if s13 is None or s2 is None or held(up, "deq_scale") is not None or held(down, "deq_scale") is not None:
         return "the weights are not dynamic W8A8"
     if s13.dtype is not BF16 or s2.dtype is not BF16:
         return "the weights' scales are not bf16"

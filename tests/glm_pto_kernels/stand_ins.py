@@ -83,8 +83,9 @@ class Attention(torch.nn.Module):
         outputs = sizes.q_size + 2 * sizes.kv_size
         qkv = Linear(sizes.hidden, outputs)
         # The input scale spreads a normalised row over the int8 range, as calibration would.
-        qkv.aclnn_input_scale_reciprocal = frozen(torch.full((sizes.hidden,), 32.0).bfloat16())
-        qkv.aclnn_input_offset = frozen(torch.full((sizes.hidden,), 3.0).bfloat16())
+        # Results of arithmetic on parameters: vllm-ascend leaves both as plain tensors.
+        qkv.aclnn_input_scale_reciprocal = torch.full((sizes.hidden,), 32.0).bfloat16()
+        qkv.aclnn_input_offset = torch.full((sizes.hidden,), 3.0).bfloat16()
         qkv.quant_bias = frozen(torch.randint(-5000, 5000, (outputs,), dtype=torch.int32))
         qkv.deq_scale = frozen((0.5 + torch.rand(outputs)) * 2e-5)
         self.qkv_proj = qkv

@@ -78,6 +78,9 @@ def test_auto_refuses_other_chips(monkeypatch: pytest.MonkeyPatch, soc: str | No
     [
         ('__device_type__ = "A2"\n', "A2"),
         ("__device_type__ = '_310P'\n", "310P"),
+        ("__device_type__ = '_910B'\n", "A2"),
+        ("__device_type__ = '_910_93'\n", "A3"),
+        ("__device_type__ = '_910_95'\n", "A5"),
         ('__soc_version__ = "ASCEND910B1"\n', "A2"),
         ('__soc_version__ = "ascend910_9391"\n', "A3"),
         ('__soc_version__ = "ascend950"\n', "A5"),

@@ -33,8 +33,8 @@ def conditions() -> dict[str, tuple[Callable[[], bool], Any]]:
     hidden, positions = torch.zeros(2, SMALL.hidden).bfloat16(), torch.arange(2)
     gate = torch.nn.Linear(SMALL.hidden, SMALL.experts, bias=False)
     layer, expert = stand_ins.DecoderLayer(SMALL), stand_ins.SharedExpert(SMALL)
-    attention, impl = layer.self_attn, stand_ins.AscendAttentionBackendImpl(SMALL)
-    step, query = stand_ins.metadata([3, 4]), torch.zeros(2, SMALL.heads, SMALL.head).bfloat16()
+    attention, impl = layer.self_attn, stand_ins.AscendAttentionBackendImpl(stand_ins.glm_4_5())
+    step, query = stand_ins.metadata([3, 4]), torch.zeros(2, 12, 128).bfloat16()
     logits, bias = torch.zeros(2, 32), torch.zeros(32)
     return {
         "gate": (lambda: K.gate_supported(gate, hidden), gate),
@@ -110,7 +110,10 @@ def test_another_question_gets_another_answer(limits_asked: list[str]) -> None:
         assert not K.select_experts_supported(logits, 4, True, 1, 1, bias, scoring_func="softmax")
         assert not K.select_experts_supported(logits, 33, True, 1, 1, bias, scoring_func="sigmoid")
         assert not K.select_experts_supported(logits.half(), 4, True, 1, 1, bias, scoring_func="sigmoid")
-    impl, query = stand_ins.AscendAttentionBackendImpl(SMALL), torch.zeros(2, 4, 64).bfloat16()
+    impl, query = (
+        stand_ins.AscendAttentionBackendImpl(stand_ins.glm_4_5()),
+        torch.zeros(2, 12, 128).bfloat16(),
+    )
     step, other = stand_ins.metadata([3, 4]), stand_ins.metadata([3, 4])
     other.causal = False
     for _ in range(2):
