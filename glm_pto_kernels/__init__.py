@@ -5,7 +5,8 @@ Each operator has its adaptation function (the guide's name), a pure ``<op>_supp
 """
 
 from glm_pto_kernels import switches as _switches
-from glm_pto_kernels.backends import calls, register
+from glm_pto_kernels.backends import announce, calls, register
+from glm_pto_kernels.explain import explain
 from glm_pto_kernels.ops.attention_pre import attention_pre, attention_pre_refusal, attention_pre_supported
 from glm_pto_kernels.ops.gate import gate, gate_refusal, gate_supported
 from glm_pto_kernels.ops.paged_attention import (
@@ -33,12 +34,14 @@ USE_PTO_SELECT_EXEPERTS: bool  # the guide's spelling, kept because people copie
 USE_PTO_SHARE_EXEPERTS: bool
 
 _switches.install(__name__)
+announce()
 
 __all__ = [
     "attention_pre",
     "attention_pre_refusal",
     "attention_pre_supported",
     "calls",
+    "explain",
     "ffn_share_expert_quant",
     "ffn_share_expert_quant_refusal",
     "ffn_share_expert_quant_supported",

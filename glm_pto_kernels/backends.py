@@ -261,6 +261,15 @@ def tell() -> None:
 switches.CHANGED.append(tell)
 
 
+def announce() -> None:
+    """Log each operator that stays native in this process, once, where its model's file is imported."""
+    package = sys.modules["glm_pto_kernels"].__dict__
+    for switch, name in switches.SWITCHES.items():
+        reason = CHOICES[name].native if package[switch] else f"{switch} is off"
+        if reason is not None:
+            notice.stays(name, reason)
+
+
 def calls() -> dict[str, int]:
     """How often each operator has run in this process. Replays of a captured graph do not count."""
     return dict(CALLS)

@@ -20,6 +20,11 @@ def taken(operator: str, backend: str, arguments: Iterable[Any]) -> None:
     logger().info("%s: taken by the %s backend (first call: %s)", operator, backend, shapes_of(arguments))
 
 
+def stays(operator: str, reason: str) -> None:
+    """Say once that native code stays in charge of an operator in this process."""
+    logger().info("%s: native code stays: %s", operator, reason)
+
+
 def shapes_of(arguments: Iterable[Any]) -> str:
     """The tensors among a call's arguments, for a message."""
     tensors = (a for a in arguments if isinstance(a, torch.Tensor))

@@ -31,9 +31,18 @@ def test_brings_in_no_package_beyond_torch() -> None:
     assert json.loads(done.stdout) == [["glm_pto_kernels"], []]
 
 
-def test_prints_and_logs_nothing() -> None:
-    done = run("import logging; logging.basicConfig(level=0)\nimport glm_pto_kernels")
+def test_prints_nothing_and_logs_one_line_for_each_operator_that_stays_native() -> None:
+    done = run("import glm_pto_kernels")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(
+        "import logging; logging.basicConfig(level=logging.INFO)\nimport glm_pto_kernels",
+        GLM_PTO_BACKEND="torch",
+        GLM_PTO_DISABLE="paged_attention",
+        USE_PTO_GATE="0",
+    )
+    said = [line for line in done.stderr.splitlines() if "glm_pto_kernels" in line]
+    assert len(said) == 2 and "gate: native code stays: USE_PTO_GATE is off" in said[0]
+    assert "paged_attention: native code stays: switched off by GLM_PTO_DISABLE" in said[1]
 
 
 def test_a_word_that_is_not_known_stops_the_import_with_a_reason() -> None:

@@ -1,0 +1,47 @@
+"""Why an operator is not taken: asked of a loaded model, layer by layer.
+
+Conditions must not log, because they are traced; this is the place to ask them all. With vLLM:
+``llm.apply_model(glm_pto_kernels.explain)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from glm_pto_kernels.ops.attention_pre import attention_pre_refusal
+from glm_pto_kernels.ops.gate import gate_refusal
+from glm_pto_kernels.ops.shared_expert import ffn_share_expert_quant_refusal
+from glm_pto_kernels.verdicts import held
+
+
+def explain(model: torch.nn.Module) -> list[tuple[str, str, str | None]]:
+    """(layer, operator, reason) for every layer that has a gate, an attention or a shared expert.
+
+    The reason is None where the operator is taken. select_experts and paged_attention depend on a step's own
+    tensors; their first call is logged, and `glm_pto_kernels.calls` counts them.
+    """
+    return [(name, *answer) for name, module in model.named_modules() for answer in _asked(module)]
+
+
+def _asked(module: torch.nn.Module) -> Iterator[tuple[str, str | None]]:
+    parts = module._modules
+    gate, expert, attention = parts.get("gate"), parts.get("shared_experts"), parts.get("self_attn")
+    if gate is not None and "experts" in parts:
+        yield "gate", gate_refusal(gate, _rows(held(gate, "weight"), dim=1))
+    if expert is not None:
+        up = expert._modules.get("gate_up_proj")
+        yield "shared_expert", ffn_share_expert_quant_refusal(expert, _rows(held(up, "weight"), dim=0))
+    if attention is not None and "input_layernorm" in parts:
+        rows = _rows(held(parts["input_layernorm"], "weight"), dim=0)
+        positions = torch.zeros(1, dtype=torch.int64, device=rows.device)
+        yield "attention_pre", attention_pre_refusal(module, attention, positions, rows)
+
+
+def _rows(weight: Any, dim: int) -> torch.Tensor:
+    """One bf16 row of hidden states that fits a weight."""
+    if not isinstance(weight, torch.Tensor) or weight.dim() <= dim:
+        return torch.zeros(1, 0, dtype=torch.bfloat16)
+    return torch.zeros(1, weight.shape[dim], dtype=torch.bfloat16, device=weight.device)
