@@ -95,8 +95,12 @@ def closing(command: str, result: Result, files: int, dry_run: bool) -> str:
     if not done and result.changed:
         stood = "All sites are guarded already" if command == "apply" else "No guard stands"
         return f"{stood}; see above for the operator layer." + (" Nothing was written." if dry_run else "")
+    if not done and command == "apply":
+        states = {f.state for tree in result.trees for f in tree.findings}
+        why = "already applied" if State.APPLIED in states else "no site is in this release"
+        return f"Nothing to do: {why}."
     if not done:
-        return {"apply": "Nothing to do: already applied."}.get(command, "Nothing to revert.")
+        return "Nothing to revert."
     verb = "guarded" if command == "apply" else "taken out"
     sites, where = "site" if done == 1 else "sites", "file" if files == 1 else "files"
     amount = f"{done} {sites} {'would be ' if dry_run else ''}{verb} in {files} {where}."

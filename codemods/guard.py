@@ -104,7 +104,7 @@ def _program(block: str) -> str:
 
 def find(source: Source) -> list[Guard]:
     """Every guard of ours in the file, in order, including those that were edited by hand."""
-    likely = (i for i, line in enumerate(source.lines) if _PREFIX in line)
+    likely = (i for i, line in enumerate(source.lines) if _PREFIX in line and line.lstrip()[0] != "#")
     marked = {i: m for i in likely if (m := MARKER.search(source.lines[i].rstrip("\r\n")))}
     if not marked:
         return []

@@ -164,3 +164,9 @@ def test_an_edited_guard_does_not_refute_its_neighbour(run, edited: Path) -> Non
     rows = {line.split()[0]: line for line in run("verify", edited).stdout.splitlines() if "proved" in line}
     assert "attention_pre" in rows
     assert "gate" not in rows
+
+
+def test_a_release_without_any_site_is_not_called_applied(run, tree: Path) -> None:
+    for path in tree.rglob("*.py"):
+        path.write_text("")
+    assert "no site is in this release" in run("apply", tree).stdout

@@ -342,6 +342,20 @@ def test_a_marker_inside_a_string_is_no_guard():
     assert guard.find(source.read("m", text.encode())) == []
 
 
+def test_a_commented_out_guard_is_no_guard():
+    before = BEFORE.replace(
+        "        return out\n", "        # if x:  # glm-pto: gate 1 01234567\n        return out\n"
+    )
+    assert strip(wrap(before.encode())).decode() == before
+
+
+@pytest.mark.parametrize("below", ["", "\n\nlast = 1\n"])
+def test_our_import_is_found_again_below_the_guard(below):
+    after = wrap(BEFORE.encode()).decode()
+    moved = after.replace(guard.IMPORT + "\n", "") + guard.IMPORT + "\n" + below
+    assert strip(moved.encode()).decode() == BEFORE + below
+
+
 def test_two_sites_in_any_order_give_the_same_bytes():
     other = Form("r", "module.py", "Layer.forward", "before = 1", "K.B", "before = K.c()", "all")
     file = source.read("module.py", BEFORE.encode())
