@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
@@ -40,11 +42,27 @@ Exit codes:
   2  the request itself is wrong
   3  refused, nothing was changed
   4  reading or writing failed, everything is as it was
+  130  interrupted (Ctrl-C), everything is as it was
 """
 
 
 class Commands(click.Group):
     """A group that knows its commands by name and imports only the one that is called."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run; a wrong request or Ctrl-C ends like everything else, with the last line or a document."""
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(words, *rest, **{**extra, "standalone_mode": False})
+        except click.UsageError as error:
+            if not words:  # help was printed instead of an error
+                error.show()
+                sys.exit(error.exit_code)
+            hint = f"; see `{error.ctx.command_path} -h`" if error.ctx else ""
+            code = _failed(words, error.ctx, "usage", 2, error.format_message().rstrip(".") + hint)
+        except click.Abort:
+            code = _failed(words, None, "interrupted", 130, "interrupted; every file is as it was")
+        sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -68,6 +86,14 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _failed(words: list[str], ctx: click.Context | None, action: str, code: int, problem: str) -> int:
+    from glm_pto.cli.report import Report
+
+    command = ctx.info_name if ctx and ctx.parent else next((w for w in words if w in COMMANDS), None)
+    report = Report(command or "command", json="--json" in words)
+    return report.failed(action, code, (problem,))
 
 
 def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -115,9 +115,13 @@ class Refusal(Exception):
     """
 
     def __init__(self, *problems: str, findings: tuple[Finding, ...] = ()) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = tuple(dict.fromkeys(problems))
+        super().__init__("\n".join(self.problems))
         self.findings = findings
+
+
+class Changed(Refusal):
+    """Only this stands in the way: another run wrote files between our look and our turn."""
 
 
 class UsageError(Exception):

@@ -7,13 +7,13 @@ already as it should be need none of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from glm_pto.codemods import recall, trees
-from glm_pto.codemods.findings import Action, FileChange, Options, Refusal, Result, TreeReport
+from glm_pto.codemods.findings import Action, Changed, FileChange, Options, Refusal, Result, TreeReport
 from glm_pto.codemods.trees import Tree
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ def apply(targets: Targets = (), options: Options | None = None, *, python: Path
     `WriteFailure` where the disk failed and all files are as before.
     """
     asked = options or Options()
+    return _once_more(lambda: _apply(targets, asked, python))
+
+
+def _apply(targets: Targets, asked: Options, python: Path | None) -> Result:
     found = settled(targets, python)
     done = [report for tree in found if (report := _as_wanted(tree, asked, python)) is not None]
     if len(done) == len(found):
@@ -62,11 +66,15 @@ def apply(targets: Targets = (), options: Options | None = None, *, python: Path
 
 def revert(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
     """Take every chosen guard out; the guards themselves are enough, no backup or state is needed."""
+    asked = options or Options()
+    return _once_more(lambda: _revert(targets, asked, python))
+
+
+def _revert(targets: Targets, asked: Options, python: Path | None) -> Result:
     from glm_pto.codemods import origin
     from glm_pto.codemods.prepare import prepare_revert
     from glm_pto.codemods.survey import choose
 
-    asked = options or Options()
     choose(asked)
     prepared = [prepare_revert(tree, asked) for tree in settled(targets, python)]
     told = [replace(one, report=origin.annotate(one.report)) for one in prepared]
@@ -115,6 +123,14 @@ def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
                 tree = replace(tree, notes=(recovery.message, *recovery.notes))
         found.append(tree)
     return tuple(found)
+
+
+def _once_more(work: Callable[[], Result]) -> Result:
+    """Look again where another run wrote the files in the meantime; most often it did the same work."""
+    try:
+        return work()
+    except Changed:
+        return work()
 
 
 def _everything(asked: Options) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -253,6 +254,6 @@ def marked(path: Path, sites: Iterable[str] | None = None) -> bool:
     """Does the file's text hold a marker of ours (of one of the sites), readable as Python or not?"""
     try:
         data = reading.load(path)
-    except OSError:
-        return False
+    except OSError as error:  # of a file that may not be read nobody can tell; reading it again says why
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG)
     return any(MARK + site.encode() + b" " in data for site in sites) if sites else MARK in data

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_pto.codemods import bytecode, disk, journal, seal, state, target
-from glm_pto.codemods.findings import FileChange, Refusal
+from glm_pto.codemods.findings import Changed, FileChange, Refusal
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
     steps: list[Step] = []
     compiled: list[bytecode.Compiled] = []
     problems: list[str] = []
+    kind: type[Refusal] = Changed
     for change in changes:
         if change.before == change.after:
             continue
@@ -47,12 +48,15 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
             compiled += bytecode.stale(folders, step.spot, change.after, moment)
         except Refusal as refusal:
             problems.extend(refusal.problems)
+            kind = kind if isinstance(refusal, Changed) else Refusal
             continue
         steps.append(step)
     places = [step.spot.real for step in steps]
-    problems += [f"{real}: named twice in one change" for real in {p for p in places if places.count(p) > 1}]
+    twice = [f"{real}: named twice in one change" for real in {p for p in places if places.count(p) > 1}]
+    if twice:
+        raise Refusal(*problems, *twice)
     if problems:
-        raise Refusal(*problems)
+        raise kind(*problems)
     held = [step.spot.parent for step in steps if step.found is not None]
     notes = [*target.open_to_all(folders, held), *_foreign_bytecode(compiled)]
     return [*steps, *(_compiled(item) for item in compiled)], notes
@@ -69,11 +73,11 @@ def _look(folders: disk.Folders, change: FileChange, moment: int) -> Step:
             folder = folders.open(spot.parent)
             data, look, found = disk.read(folder, spot.name, len(change.before) + 1)
         except FileNotFoundError:
-            raise Refusal(f"{spot.real}: is gone since it was read; run the command again") from None
+            raise Changed(f"{spot.real}: is gone since it was read; run the command again") from None
         except (NotADirectoryError, disk.NotRegular):
-            raise Refusal(f"{spot.real}: is not a regular file any more; run the command again") from None
+            raise Changed(f"{spot.real}: is not a regular file any more; run the command again") from None
         if data != change.before:
-            raise Refusal(f"{spot.real}: changed since it was read; run the command again")
+            raise Changed(f"{spot.real}: changed since it was read; run the command again")
         problem = target.read_only(folder, spot, found)
         if problem:
             raise Refusal(problem)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_pto.codemods import disk, journal, lock, settle, state, steps, target
-from glm_pto.codemods.findings import FileChange, Refusal, WriteFailure
+from glm_pto.codemods.findings import Changed, FileChange, WriteFailure
 from glm_pto.codemods.settle import Recovery
 
 __all__ = ["Outcome", "Recovery", "commit", "recover"]
@@ -84,8 +84,8 @@ def _unsettled(folders: disk.Folders) -> bool:
     """Is there anything in the hidden folder that needs the lock, and that this user can settle?"""
     try:
         control = folders.open(folders.root / target.CONTROL)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False  # what this user may not see is settled by the next run of its owner
     names = disk.names(control)
     if state.NAME in names and names <= {state.NAME, lock.NAME, ".gitignore"}:
         return False
@@ -154,7 +154,7 @@ def _swap(folders: disk.Folders, work: journal.Journal, todo: list[steps.Step]) 
         folder, name = folders.open(step.spot.parent), step.spot.name
         new, old = work.staged(index)
         if step.disturbed(disk.find(folder, name)):
-            raise Refusal(f"{step.spot.real}: changed while it was being replaced; run the command again")
+            raise Changed(f"{step.spot.real}: changed while it was being replaced; run the command again")
         source, aim = (name, old) if step.after is None else (new, name)
         os.rename(source, aim, src_dir_fd=folder, dst_dir_fd=folder)
     folders.sync(step.spot.parent for step in todo)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import sys
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import glm_pto
+from glm_pto.codemods import disk, operations, reading
 
 GATE = Path("vllm/model_executor/models/glm4_moe.py")
 
@@ -92,9 +99,6 @@ def test_a_copied_layer_that_was_edited_is_never_overwritten(run, tree: Path) ->
 
 
 def test_files_of_an_older_copy_go_with_the_renewal(run, tree: Path) -> None:
-    import json
-    from hashlib import sha256
-
     run("apply", tree, "--install-kernels")
     layer = tree / "glm_pto_kernels"
     (layer / "gone.py").write_text("old\n")
@@ -170,3 +174,70 @@ def test_a_release_without_any_site_is_not_called_applied(run, tree: Path) -> No
     for path in tree.rglob("*.py"):
         path.write_text("")
     assert "no site is in this release" in run("apply", tree).stdout
+
+
+@pytest.mark.parametrize("words", [("apply", "--site", "nope"), ("frob",), ("apply", "--frob"), ("explain",)])
+def test_a_wrong_request_ends_with_the_last_line_too(run, words: tuple[str, ...]) -> None:
+    answer = run(*words)
+    assert answer.returncode == 2
+    assert answer.stdout.endswith(": exit=2 action=usage problems=1\n")
+    assert "-h`" in answer.stderr
+    document = json.loads(run(*words, "--json").stdout)
+    assert document["error"]["exit"] == 2
+
+
+def test_ctrl_c_is_no_difference(run, tree: Path, monkeypatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(glm_pto, "status", interrupt)
+    answer = run("status", tree, "--check")
+    assert (answer.returncode, answer.stdout) == (
+        130,
+        "glm-pto status: exit=130 action=interrupted problems=1\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_two_runs_at_once_both_end_well(run, tree: Path, monkeypatch, command: str) -> None:
+    if command == "revert":
+        run("apply", tree)
+    plain = operations._run
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.setattr(operations, "_run", plain)
+        getattr(glm_pto, command)([tree])  # another run gets in between our look and our turn
+        return plain(*arguments)
+
+    monkeypatch.setattr(operations, "_run", late)
+    answer = run(command, tree)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "action=unchanged" in answer.stdout
+
+
+def test_a_file_that_may_not_be_read_may_hold_a_guard(run, tree: Path, monkeypatch) -> None:
+    run("apply", tree)
+    plain = reading.load
+
+    def load(path: Path) -> bytes:
+        if path.name == GATE.name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(reading, "load", load)
+    answer = run("revert", tree)
+    assert answer.returncode == 3
+    assert answer.stderr.count("cannot be read") == 1
+
+
+def test_a_hidden_folder_of_another_user_does_not_stop_status(run, tree: Path, monkeypatch) -> None:
+    run("apply", tree)
+    plain = disk.Folders.open
+
+    def opened(self: disk.Folders, real: Path) -> int:
+        if real.name == ".glm-pto":
+            raise PermissionError(errno.EACCES, "Permission denied", str(real))
+        return plain(self, real)
+
+    monkeypatch.setattr(disk.Folders, "open", opened)
+    assert run("status", tree, "--check").returncode == 0
