@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import copy
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -309,17 +310,19 @@ def test_paged_attention(
     patched: Callable[..., Patched], monkeypatch: pytest.MonkeyPatch, form: str, vllm: str, ascend: str
 ) -> None:
     case = patched("paged_attention", form, vllm, ascend)
-    impl, meta = AscendAttentionBackendImpl(SIZES), metadata([1, 129, 300])
+    loaded, meta = AscendAttentionBackendImpl(SIZES), metadata([1, 129, 300])
     query = torch.randn(3, SIZES.heads, SIZES.head).bfloat16()
 
     def attend(output: torch.Tensor) -> torch.Tensor:
-        keys, values = impl.key_cache, impl.value_cache
+        keys, values = loaded.key_cache, loaded.value_cache
         return output.copy_(
-            paged_attention.reference(query, keys, values, meta.block_tables, meta.seq_lens, impl.scale)
+            paged_attention.reference(query, keys, values, meta.block_tables, meta.seq_lens, loaded.scale)
         )
 
-    def run(path: Path, native: Native, state: State = State.DecodeOnly) -> Any:
+    def run(path: Path, native: Native, state: State = State.DecodeOnly, sinks: bool = False) -> Any:
         meta.attn_state, output = state, torch.zeros_like(query)
+        impl = copy.copy(loaded)  # a layer's verdict is kept, so each run has a layer of its own
+        impl.sinks = torch.ones(1) if sinks else None
         counted = native.of(lambda *_, **__: attend(output))
         impl.forward_fused_infer_attention = impl.forward_paged_attention = counted
         impl.vllm_config = impl._forward_decode_only_ascend91095 = None
@@ -341,8 +344,7 @@ def test_paged_attention(
     assert close(ours, theirs, paged_attention.TOLERANCE)
     if form == "choice-of-operator":
         stays_native(case, lambda path, native: run(path, native, State.PrefillNoCache))
-    impl.sinks = torch.ones(1)
-    stays_native(case, run)
+    stays_native(case, lambda path, native: run(path, native, sinks=True))
 
 
 # --- select_experts --------------------------------------------------------------------------------------
