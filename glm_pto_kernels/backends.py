@@ -24,7 +24,7 @@ Kernel = Callable[..., Any]
 NAMES = tuple(switches.SWITCHES.values())
 FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
 BACKENDS = ("auto", "pypto", "upstream", "custom", "torch")
-FUSED = ("pypto", "upstream")
+KERNEL = "GLM_PTO_KERNEL_"
 
 
 class BackendError(RuntimeError):
@@ -84,7 +84,10 @@ def decide(name: str, environment: Mapping[str, str]) -> Choice:
     """The backend of an operator under an environment. Raises ValueError for words that it does not know."""
     if name in _disabled(environment):
         return Choice("native", native="switched off by GLM_PTO_DISABLE")
-    dotted = environment.get(f"GLM_PTO_KERNEL_{name.upper()}")
+    for variable in environment:
+        if variable.startswith(KERNEL) and variable.removeprefix(KERNEL).lower() not in NAMES:
+            raise ValueError(f"{variable} names no operator; there is {', '.join(NAMES)}")
+    dotted = environment.get(KERNEL + name.upper())
     if dotted:
         CUSTOM[name] = dotted
     backend = _backend_of(name, environment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,7 +33,10 @@ def installed(package: str) -> bool:
 
 def device_type() -> str | None:
     """The generation that the installed vllm-ascend is built for: A2, A3, A5, 310P, or None."""
-    spec = PathFinder.find_spec("vllm_ascend")
+    try:
+        spec = find_spec("vllm_ascend")
+    except (ImportError, ValueError):
+        spec = None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "_build_info.py"
         if path.is_file():

@@ -155,6 +155,9 @@ def _reason_of_shapes(
         return "the norms do not fit"
     if scale.dtype is not BF16 or q_scale.dtype is not BF16 or k_scale.dtype is not BF16:
         return "the norms are not bf16"
+    eps = held(norm, "variance_epsilon")
+    if eps is None or any(held(parts[each], "variance_epsilon") != eps for each in ("q_norm", "k_norm")):
+        return "the norms have no common epsilon"
     rotary = parts.get("rotary_emb")
     cache = held(rotary, "cos_sin_cache")
     if cache is None or getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is not True:

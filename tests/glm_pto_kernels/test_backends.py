@@ -141,6 +141,7 @@ def test_disabled_operators_stay_native(words: str) -> None:
         {"GLM_PTO_BACKEND": "torch,gates=torch"},
         {"GLM_PTO_BACKEND": "gate=fast"},
         {"GLM_PTO_DISABLE": "gates"},
+        {"GLM_PTO_KERNEL_GATES": "package:function"},
     ],
     ids=str,
 )

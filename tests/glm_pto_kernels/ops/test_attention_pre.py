@@ -59,11 +59,16 @@ def inputs(sizes: Sizes, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch
     return torch.randint(0, 512, (tokens,)), hidden, torch.randn(tokens, sizes.hidden).bfloat16()
 
 
+GRID = [
+    *((SMALL, n) for n in TOKENS),
+    *((glm_4_5(tp), 33) for tp in (8, 16)),
+    *(pytest.param(glm_4_5(tp), n, marks=pytest.mark.thorough) for tp in (1, 2, 4, 8, 16) for n in TOKENS),
+]
+
+
 @pytest.mark.usefixtures("torch_backend", "nan_filled")
 @pytest.mark.parametrize("with_residual", [True, False])
-@pytest.mark.parametrize(
-    ("sizes", "tokens"), [*((SMALL, n) for n in TOKENS), *((glm_4_5(tp), 33) for tp in (4, 8, 16))], ids=str
-)
+@pytest.mark.parametrize(("sizes", "tokens"), GRID, ids=str)
 def test_agrees_with_native_arithmetic(sizes: Sizes, tokens: int, with_residual: bool) -> None:
     torch.manual_seed(tokens)
     layer = DecoderLayer(sizes)
@@ -161,6 +166,7 @@ CHANGES: dict[str, tuple[Callable[[DecoderLayer], None], str]] = {
     "no_q_norm": (put("self_attn.q_norm", ...), "norms"),
     "other_head_norm": (put("self_attn.k_norm", RMSNorm(32)), "norms"),
     "no_input_norm": (put("input_layernorm", ...), "norms"),
+    "other_epsilon": (put("self_attn.q_norm.variance_epsilon", 1e-6), "epsilon"),
     "no_rotary": (put("self_attn.rotary_emb", ...), "rotary"),
     "interleaved_rotary": (put("self_attn.rotary_emb.is_neox_style", False), "halves"),
     "unknown_sizes": (put("self_attn.kv_size", None), "kv_size"),

@@ -15,6 +15,7 @@ from glm_pto_kernels import backends
 from glm_pto_kernels.ops import paged_attention as op
 from tests.glm_pto_kernels.stand_ins import AscendAttentionBackendImpl, Sizes, glm_4_5, glm_4_5_air, metadata
 
+TOKENS = (1, 2, 31, 32, 33, 200)
 RAGGED = [1, 127, 128, 129, 500]
 
 
@@ -60,11 +61,17 @@ def test_equals_dense_attention(sizes: Sizes) -> None:
     assert close(output, native(impl, query, step, impl.scale))
 
 
+GRID = [
+    *((glm_4_5(), n) for n in (1, 2, 33)),
+    *(pytest.param(glm_4_5(tp), n, marks=pytest.mark.thorough) for tp in (1, 2, 4, 8, 16) for n in TOKENS),
+]
+
+
 @pytest.mark.usefixtures("torch_backend", "nan_filled")
-@pytest.mark.parametrize("tokens", [1, 2, 31, 32, 33, 200])
-def test_any_number_of_requests(tokens: int) -> None:
-    impl, step = AscendAttentionBackendImpl(glm_4_5()), metadata([1 + 7 * n % 300 for n in range(tokens)])
-    query = torch.randn(tokens, 12, 128).bfloat16()
+@pytest.mark.parametrize(("sizes", "tokens"), GRID, ids=str)
+def test_any_number_of_requests(sizes: Sizes, tokens: int) -> None:
+    impl, step = AscendAttentionBackendImpl(sizes), metadata([1 + 7 * n % 300 for n in range(tokens)])
+    query = torch.randn(tokens, sizes.heads, sizes.head).bfloat16()
     assert close(run(impl, query, step, torch.empty_like(query)), native(impl, query, step, impl.scale))
 
 

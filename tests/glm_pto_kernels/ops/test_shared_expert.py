@@ -26,17 +26,16 @@ def native(layer: SharedExpert, hidden: torch.Tensor, stored: torch.dtype) -> to
     return linear(layer.act_fn(linear(hidden, layer.gate_up_proj)), layer.down_proj).bfloat16()
 
 
+MODELS = [*(glm_4_5(tp) for tp in (1, 2, 4, 8, 16)), *(glm_4_5_air(tp) for tp in (1, 2, 4, 8, 16))]
+GRID = [
+    *((SMALL, n) for n in TOKENS),
+    *((sizes, 33) for sizes in (glm_4_5(8), glm_4_5(16), glm_4_5_air(8))),
+    *(pytest.param(sizes, n, marks=pytest.mark.thorough) for sizes in MODELS for n in TOKENS),
+]
+
+
 @pytest.mark.usefixtures("torch_backend", "nan_filled")
-@pytest.mark.parametrize(
-    ("sizes", "tokens"),
-    [
-        *((SMALL, n) for n in TOKENS),
-        *((glm_4_5(tp), 33) for tp in (4, 8, 16)),
-        (glm_4_5(1), 2),
-        (glm_4_5_air(), 33),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("sizes", "tokens"), GRID, ids=str)
 def test_agrees_with_native_arithmetic(sizes: Sizes, tokens: int) -> None:
     torch.manual_seed(tokens)
     layer, hidden = SharedExpert(sizes), torch.randn(tokens, sizes.hidden).bfloat16()
