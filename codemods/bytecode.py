@@ -8,6 +8,7 @@ an image whose folders are read-only for its server.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import marshal
 import sys
@@ -43,6 +44,10 @@ def stale(folders: disk.Folders, spot: Spot, after: bytes | None, mtime_ns: int)
         try:
             data, look, _ = disk.read(folders.open(place.parent), place.name)
         except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:  # no such file then, either
+                raise
             continue
         except disk.NotRegular:
             raise Refusal(f"{place.real}: is not a regular file; remove it, Python would run it") from None

@@ -62,7 +62,7 @@ def explain(root: Path, path: str, current: bytes | None, left: state.FileRecord
 def pristine(root: Path, path: str, current: bytes) -> bool | None:
     """Are these the bytes that the wheel installed? None where no RECORD tells."""
     found = _recorded(root, path)
-    return None if found is None else found[0] == _record_hash(current)
+    return _record_hash(current) in found if found else None
 
 
 def annotate(report: TreeReport) -> TreeReport:
@@ -95,10 +95,10 @@ def _reinstalled(row: Finding, path: str, left: state.FileRecord, origin: Origin
 
 
 def _fresh(root: Path, path: str, current: bytes, digest: str, left: state.FileRecord) -> Origin:
-    found = _recorded(root, path)
-    if found is not None and found[0] == _record_hash(current):
-        if found[1] != left.version and left.version is not None:
-            change = f"{left.package} {left.version} was upgraded to {found[1]}"
+    version = _recorded(root, path).get(_record_hash(current))
+    if version is not None:
+        if version != left.version and left.version is not None:
+            change = f"{left.package} {left.version} was upgraded to {version}"
             return Origin(Kind.UPGRADED, f"{path}: {change} since the last apply; there is nothing to revert")
         what = f"{left.package} was reinstalled since the last apply"
         return Origin(Kind.REINSTALLED, f"{path}: {what}; there is nothing to revert")
@@ -109,10 +109,11 @@ def _fresh(root: Path, path: str, current: bytes, digest: str, left: state.FileR
     return Origin(Kind.REPLACED, f"{path}: {what}; there is nothing to revert")
 
 
-def _recorded(root: Path, path: str) -> tuple[str, str] | None:
-    """Hash, as RECORD writes it, and version of the distribution that installed the file."""
+def _recorded(root: Path, path: str) -> dict[str, str]:
+    """Hash of the file, as RECORD writes it, to the version of the distribution that installed it so."""
     package = path.partition("/")[0]
     wanted = f"{path},sha256=".encode("utf-8", "surrogateescape")
+    found: dict[str, str] = {}
     for folder in sorted(root.glob(f"{package}-*.dist-info")):
         try:
             record = (folder / "RECORD").read_bytes()
@@ -122,8 +123,9 @@ def _recorded(root: Path, path: str) -> tuple[str, str] | None:
             if record.startswith(wanted, start):
                 rest = record[start + len(wanted) :].partition(b",")[0]
                 version = folder.name[len(package) + 1 : -len(".dist-info")]
-                return rest.decode("ascii", "replace"), version
-    return None
+                found[rest.decode("ascii", "replace")] = version
+                break
+    return found
 
 
 def _record_hash(data: bytes) -> str:

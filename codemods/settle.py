@@ -107,15 +107,19 @@ def _restore(folder: int, spot: Spot, entry: journal.Entry, old: str) -> str | N
         return None
     if kept is None:
         return None
-    if now is not None and (now.st_dev, now.st_ino) == (kept.st_dev, kept.st_ino):
-        # Two names of one file: a rename would do nothing at all.
+    here = None if now is None else _hash(folder, spot.name)
+    if here == entry.before:
+        # Not replaced yet: the other name is the same file, or a copy that may not be complete.
         disk.discard(folder, old)
         return None
-    if now is not None and not entry.loose:
-        here = _hash(folder, spot.name)
-        if here != entry.after:
-            disk.discard(folder, old)
-            return None if here == entry.before else _foreign(spot)
+    if entry.loose and _hash(folder, old) != entry.before:
+        disk.discard(folder, old)
+        if here == entry.after:
+            disk.discard(folder, spot.name)
+        return None
+    if now is not None and not entry.loose and here != entry.after:
+        disk.discard(folder, old)
+        return _foreign(spot)
     os.rename(old, spot.name, src_dir_fd=folder, dst_dir_fd=folder)
     return None
 

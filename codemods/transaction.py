@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_pto.codemods import disk, journal, lock, settle, state, steps, target
+from glm_pto.codemods import disk, journal, lock, running, settle, state, steps, target
 from glm_pto.codemods.findings import Changed, FileChange, WriteFailure
 from glm_pto.codemods.settle import Recovery
 
@@ -70,6 +70,8 @@ def commit(
             known = state.prune(folders.root, state.load(folders.root).record)
             record = state.merge(known, named, versions, tool, survey)
             todo += steps.remember(folders, record)
+            if named:
+                notes += running.warning(folders.root)
             if todo:
                 notes += _carry_out(folders, control, todo)
             changed = tuple(step.spot.real for step in todo if step.change)

@@ -6,6 +6,8 @@ tier does the same to whole commands with strace.
 
 from __future__ import annotations
 
+import errno
+import os
 import py_compile
 import shutil
 import stat
@@ -99,6 +101,17 @@ class Bench:
 
 
 RUNS = pytest.mark.parametrize("run", [apply, revert], ids=["apply", "revert"])
+
+
+@RUNS
+def test_hazard_10_killed_at_any_call_where_hard_links_are_not_possible(
+    place: Path, run: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "not supported here")
+
+    monkeypatch.setattr(os, "link", link)
+    test_hazard_10_killed_at_any_call(place, run, torn=True)
 
 
 @RUNS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -97,3 +98,36 @@ def test_writes_nothing_when_nothing_changes(tree: Path) -> None:
     assert commit(tree, change(tree / "vllm/a.py", OLD, OLD)).changed == ()
     assert snapshot(tree) == before
     assert transaction.recover(tree) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_owner_and_the_extended_attributes_stay(tree: Path) -> None:
+    file = tree / "vllm/a.py"
+    os.chown(file, 4321, 1234)
+    file.chmod(0o4750)
+    try:
+        os.setxattr(file, "user.origin", b"wheel")
+    except OSError:
+        pytest.skip("no extended attributes on this file system")
+    commit(tree, change(file))
+    info = file.stat()
+    assert (info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode)) == (4321, 1234, 0o4750)
+    assert os.getxattr(file, "user.origin") == b"wheel"
+
+
+def test_a_user_who_may_not_give_files_away_still_gets_the_edit(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fchown(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    commit(tree, change(tree / "vllm/a.py"))
+    assert (tree / "vllm/a.py").read_bytes() == NEW
+
+
+def test_a_name_as_long_as_names_can_be(tree: Path) -> None:
+    file = tree / "vllm" / ("x" * 252 + ".py")
+    file.write_bytes(OLD)
+    commit(tree, change(file))
+    assert file.read_bytes() == NEW

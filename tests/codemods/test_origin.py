@@ -1,0 +1,79 @@
+"""What happened to a file since the last apply, as the state and the wheel's RECORD tell it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from glm_pto.codemods import origin, seal, state
+from glm_pto.codemods.origin import Kind
+from tests.codemods import planted
+from tests.codemods.planted import FILE, MODEL, plant
+
+OLD = MODEL.encode()
+OTHER = b"# a new release\n" + OLD
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> bytes:
+    plant(tmp_path)
+    planted.apply(tmp_path)
+    return (tmp_path / FILE).read_bytes()
+
+
+def left(root: Path) -> state.FileRecord:
+    record = state.load(root).record
+    assert record is not None
+    return record.files[FILE]
+
+
+def installed(root: Path, data: bytes, version: str) -> None:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    info = root / f"vllm-{version}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "RECORD").write_text(f"x{FILE},sha256=no,1\n{FILE},sha256={digest},{len(data)}\nvllm/b.py,,\n")
+
+
+def kind(root: Path, current: bytes | None) -> Kind:
+    return origin.explain(root, FILE, current, left(root)).kind
+
+
+def test_a_file_as_apply_left_it_needs_no_words(tmp_path: Path, guarded: bytes) -> None:
+    assert origin.explain(tmp_path, FILE, guarded, left(tmp_path)) == origin.Origin(Kind.AS_LEFT)
+
+
+def test_the_original_text_without_a_record(tmp_path: Path, guarded: bytes) -> None:
+    assert kind(tmp_path, OLD) is Kind.ORIGINAL
+    assert kind(tmp_path, OTHER) is Kind.REPLACED
+    assert kind(tmp_path, None) is Kind.GONE
+
+
+def test_record_tells_reinstalled_from_upgraded(tmp_path: Path, guarded: bytes) -> None:
+    installed(tmp_path, OLD, "0.12.0")
+    assert kind(tmp_path, OLD) is Kind.REINSTALLED
+    installed(tmp_path, OTHER, "0.13.0")
+    assert kind(tmp_path, OTHER) is Kind.UPGRADED
+    assert kind(tmp_path, OTHER + b"# mine\n") is Kind.REPLACED
+
+
+def test_an_edit_beside_our_lines(tmp_path: Path, guarded: bytes) -> None:
+    told = origin.explain(tmp_path, FILE, guarded + b"# mine\n", left(tmp_path))
+    assert told.kind is Kind.EDITED
+    assert "keeps the edit" in told.message
+
+
+def test_a_guard_taken_out_by_hand_is_named(tmp_path: Path, guarded: bytes) -> None:
+    two = state.FileRecord(seal.digest(OLD), "0" * 64, 0o644, "vllm", "0.12.0", ("attention_pre", "gate"))
+    told = origin.explain(tmp_path, FILE, guarded, two)
+    assert told.kind is Kind.PARTLY_REVERTED
+    assert "attention_pre" in told.message
+
+
+def test_pristine_is_what_record_says(tmp_path: Path, guarded: bytes) -> None:
+    assert origin.pristine(tmp_path, FILE, OLD) is None
+    installed(tmp_path, OLD, "0.12.0")
+    assert origin.pristine(tmp_path, FILE, OLD) is True
+    assert origin.pristine(tmp_path, FILE, guarded) is False
