@@ -111,8 +111,9 @@ def direct(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    recording = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (type(tensor) not in PLAIN or (recording and tensor.requires_grad)):
-            return False
-    return True
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and (type(tensor) not in PLAIN or tensor.requires_grad):
+                return False
+        return True
+    return all(tensor is None or type(tensor) in PLAIN for tensor in tensors)

@@ -75,17 +75,17 @@ def check(
                 f"weight {list(b.shape)} (trans_b={trans_b}) has k = {weight_k}"
             )
         shapes.append((m, n))
-    for t in (a1, b0, b1):
-        if t.dtype != a0.dtype or not t.dtype.is_floating_point:
-            raise TypeError(
-                "asym_dual_gmm: inputs and weights must have one floating type, "
-                f"found {a0.dtype}, {a1.dtype}, {b0.dtype}, {b1.dtype}"
-            )
-        if t.device != a0.device:
-            raise ValueError(
-                f"asym_dual_gmm: inputs and weights must be on one device, found {a0.device}, {a1.device}, "
-                f"{b0.device}, {b1.device}"
-            )
+    kind, place = a0.dtype, a0.device
+    if not (kind == a1.dtype == b0.dtype == b1.dtype and kind.is_floating_point):
+        raise TypeError(
+            "asym_dual_gmm: inputs and weights must have one floating type, "
+            f"found {a0.dtype}, {a1.dtype}, {b0.dtype}, {b1.dtype}"
+        )
+    if not place == a1.device == b0.device == b1.device:
+        raise ValueError(
+            "asym_dual_gmm: inputs and weights must be on one device, "
+            f"found {a0.device}, {a1.device}, {b0.device}, {b1.device}"
+        )
     return shapes
 
 

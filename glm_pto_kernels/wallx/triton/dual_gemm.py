@@ -7,13 +7,16 @@ bf16 and fp16 matrices whose rows are dense and 16-byte aligned go through Hoppe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.triton.dual_gemm_tma import dual_gemm_tma, fits_tma
 from glm_pto_kernels.wallx.triton.launch import Kernel
+from glm_pto_kernels.wallx.triton.tensor_map import Launch, again
 
 SHAPE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
 
@@ -89,13 +92,32 @@ def dual_gemm(
     a0: Tensor, a1: Tensor, b0: Tensor, b1: Tensor, o0: Tensor, o1: Tensor, trans_a: bool, trans_b: bool
 ) -> None:
     """See ``glm_pto_kernels.wallx.asym_dual_gmm_separated``."""
+    device = a0.get_device()
+    key = (
+        device, a0.dtype, trans_a, trans_b,
+        a0.data_ptr(), a1.data_ptr(), b0.data_ptr(), b1.data_ptr(), o0.data_ptr(), o1.data_ptr(),
+        a0.shape, a1.shape, b0.shape, b1.shape,
+        a0.stride(), a1.stride(), b0.stride(), b1.stride(), o0.stride(), o1.stride(),
+    )  # fmt: skip
+    launch = LAUNCHES.get(key)
+    if launch is not None and torch._C._cuda_getDevice() == device:
+        return again(launch, device)
     products = [
         (a.t() if trans_a else a, b.t() if trans_b else b, o) for a, b, o in ((a0, b0, o0), (a1, b1, o1))
     ]
-    if fits_tma(products):
-        dual_gemm_tma(products)
-    else:
-        dual_gemm_pointers(products)
+    if not fits_tma(products):
+        return dual_gemm_pointers(products)
+    launch = dual_gemm_tma(products)
+    if launch is not None:
+        if len(LAUNCHES) >= MOST:
+            LAUNCHES.clear()
+        LAUNCHES[key] = launch
+    return None
+
+
+# A launch depends on nothing but what is in its key; training meets the same addresses again and again.
+LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+MOST = 4096
 
 
 def dual_gemm_pointers(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
@@ -109,7 +131,7 @@ def dual_gemm_pointers(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Non
         tiles += -(-m // SHAPE["BLOCK_M"]) * -(-n // SHAPE["BLOCK_N"])
     if tiles == 0:
         return
-    device = tensors[0].device.index or 0
+    device = tensors[0].get_device()
     key = (device, tensors[0].dtype)
     launch = DUAL.variants.get(key)
     if launch is None:

@@ -1,10 +1,14 @@
-"""The dual GEMM through tensor descriptors: persistent programs, each walking over tiles of both products."""
+"""The dual GEMM through Hopper's tensor copy engine: persistent programs walk over tiles of both products.
+
+A last row of tiles that is at most half full, and a small second product, are cut into tiles of half the
+height: with few tiles in all, the number of rounds decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -12,29 +16,26 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
+from glm_pto_kernels.wallx.triton.tensor_map import Described, Launch, launch_described
 
 ALIGNMENT = 16
-
-
-@triton.jit
-def tile_place(tile, high, wide, GROUP: tl.constexpr):
-    group = tile // (GROUP * wide)
-    size = tl.minimum(high - group * GROUP, GROUP)
-    inside = tile % (GROUP * wide)
-    return group * GROUP + inside % size, inside // size
+Product = tuple[Tensor, Tensor, Tensor]
 
 
 @triton.jit
 def walk(
-    a, b, o, m, n, k, start,
+    a, b, o, first_row, high, n, k, start,
     TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """All tiles of one product that belong to this program."""
-    high, wide = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(start, high * wide, tl.num_programs(0), flatten=FLATTEN):
-        row, column = tile_place(tile, high, wide, GROUP)
-        row, column = row * BLOCK_M, column * BLOCK_N
+    """This program's share of ``high`` tile rows of one product: GROUP rows at a time share columns in L2."""
+    wide = tl.cdiv(n, BLOCK_N)
+    for tile in tl.range(start, high * wide, tl.num_programs(0), flatten=True):
+        group = tile // (GROUP * wide)
+        size = tl.minimum(high - group * GROUP, GROUP)
+        inside = tile % (GROUP * wide)
+        row = first_row + (group * GROUP + inside % size) * BLOCK_M
+        column = (inside // size) * BLOCK_N
         total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for at in range(0, k, BLOCK_K):
             left = a.load([at, row]).T if TRANS_A else a.load([row, at])
@@ -43,35 +44,74 @@ def walk(
         if PARTS == 1:
             o.store([row, column], total.to(o.dtype))
         else:
-            # Halves need less shared memory for the store, which leaves room for one more stage.
+            # Stored in halves: less shared memory for the store, so one more stage of loads fits.
             halves = tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
             first, second = tl.split(halves)
             o.store([row, column], first.to(o.dtype))
             o.store([row, column + BLOCK_N // 2], second.to(o.dtype))
 
 
-@triton.jit(do_not_specialize=["m0", "n0", "k0", "m1", "n1", "k1"])
-def dual_gemm_tma_kernel(
-    a0, b0, o0, a1, b1, o1,
-    m0: tl.int32, n0: tl.int32, k0: tl.int32, m1: tl.int32, n1: tl.int32, k1: tl.int32,
-    TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr, FLATTEN: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def turn(start, tiles):
+    """The first tile of this program in the next walk: programs that the last round left idle go first."""
     programs = tl.num_programs(0)
-    pid = tl.program_id(0)
-    tiles = tl.cdiv(m0, BLOCK_M) * tl.cdiv(n0, BLOCK_N)
-    walk(a0, b0, o0, m0, n0, k0, pid, TRANS_A, TRANS_B, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PARTS, FLATTEN)
-    # The second product starts at the programs that the first leaves idle in its last round.
-    start = (pid + programs - tiles % programs) % programs
-    walk(a1, b1, o1, m1, n1, k1, start, TRANS_A, TRANS_B, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PARTS, FLATTEN)
+    return (start + programs - tiles % programs) % programs
 
 
-def fits_tma(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> bool:
+@triton.jit(do_not_specialize=["high0", "n0", "k0", "tail", "tail_row", "high1", "n1", "k1"])
+def dual_gemm_tma_kernel(
+    a0, b0, o0, a_tail, o_tail, a1, b1, o1,
+    high0: tl.int32, n0: tl.int32, k0: tl.int32, tail: tl.int32, tail_row: tl.int32,
+    high1: tl.int32, n1: tl.int32, k1: tl.int32,
+    TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, BLOCK_M: tl.constexpr, TAIL_M: tl.constexpr,
+    SECOND_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """``high``: tile rows; ``tail`` (0, 1): one more, of height TAIL_M, at ``tail_row`` of the first."""
+    start = tl.program_id(0)
+    walk(a0, b0, o0, 0, high0, n0, k0, start, TRANS_A, TRANS_B, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PARTS)
+    wide = tl.cdiv(n0, BLOCK_N)
+    start = turn(start, high0 * wide)
+    if TAIL_M:
+        walk(
+            a_tail, b0, o_tail, tail_row, tail, n0, k0, start,
+            TRANS_A, TRANS_B, TAIL_M, BLOCK_N, BLOCK_K, GROUP, PARTS,
+        )  # fmt: skip
+        start = turn(start, tail * wide)
+    walk(a1, b1, o1, 0, high1, n1, k1, start, TRANS_A, TRANS_B, SECOND_M, BLOCK_N, BLOCK_K, GROUP, PARTS)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tile sizes, and how the persistent programs are laid out on a multiprocessor."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group: int
+    parts: int
+    warps: int
+    stages: int
+    programs: int = 1  # per multiprocessor
+
+
+# By the number of 128 x 128 tiles of the larger product, as an H200 preferred.
+TILINGS = (
+    (800, Tiling(64, 256, 64, 8, 2, 4, 5)),
+    (2800, Tiling(128, 128, 64, 16, 2, 4, 5)),
+    (1 << 62, Tiling(128, 128, 64, 4, 2, 4, 3, programs=2)),
+)
+
+
+def tiling_of(products: Sequence[Product]) -> Tiling:
+    tiles = max(-(-o.shape[0] // 128) * -(-o.shape[1] // 128) for _, _, o in products)
+    return next(tiling for most, tiling in TILINGS if tiles <= most)
+
+
+def fits_tma(products: Sequence[Product]) -> bool:
     """Whether both products can be described to the copy engine, in one and the same layout."""
-    a, _b, _ = products[0]
-    if interpreting() or a.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    if not hopper(a.device.index or 0):
+    a = products[0][0]
+    if interpreting() or a.dtype not in (torch.bfloat16, torch.float16) or not hopper(a.get_device()):
         return False
     layouts = [(row_major(a), row_major(b)) for a, b, _ in products]
     return layouts[0] == layouts[1] and all(
@@ -102,44 +142,60 @@ def hopper(device: int) -> bool:
 
 
 @cache
-def programs_of(device: int) -> int:
+def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-CONFIG: dict[str, Any] = {
-    "BLOCK_M": 128,
-    "BLOCK_N": 256,
-    "BLOCK_K": 64,
-    "GROUP": 8,
-    "PARTS": 2,
-    "FLATTEN": True,
-}
-OPTIONS = {"num_warps": 8, "num_stages": 4}
-
-
-def dual_gemm_tma(
-    products: Sequence[tuple[Tensor, Tensor, Tensor]],
-    config: dict[str, Any] | None = None,
-    options: dict[str, int] | None = None,
-) -> None:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    config = config or CONFIG
-    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    trans_a, trans_b = not row_major(products[0][0]), not row_major(products[0][1])
-    descriptors: list[Any] = []
-    numbers: list[int] = []
-    for a, b, o in products:
-        a, b = (a.t() if trans_a else a), (b.t() if trans_b else b)
-        blocks = (
-            (a, [block_k, block_m] if trans_a else [block_m, block_k]),
-            (b, [block_n, block_k] if trans_b else [block_k, block_n]),
-            (o, [block_m, block_n // config["PARTS"]]),
-        )
-        descriptors += [TensorDescriptor(t, list(t.shape), list(t.stride()), block) for t, block in blocks]
-        numbers += (o.shape[0], o.shape[1], a.shape[0] if trans_a else a.shape[1])
-    device = products[0][0].device
-    with torch.cuda.device(device):
-        dual_gemm_tma_kernel[(programs_of(device.index or 0),)](
-            *descriptors, *numbers, trans_a, trans_b, **config, **(options or OPTIONS)
-        )
+def dual_gemm_tma(products: Sequence[Product], tiling: Tiling | None = None) -> Launch | None:
+    """Both products in one launch."""
+    tiling = tiling or tiling_of(products)
+    (a0, b0, o0), (a1, b1, o1) = products
+    trans_a, trans_b = not row_major(a0), not row_major(b0)
+    m0, m1 = o0.shape[0], o1.shape[0]
+    half = tiling.block_m // 2
+    left_over = m0 % tiling.block_m
+    # 64 rows are the least that fill a warp group.
+    tail = half if half >= 64 and 0 < left_over <= half else 0
+    second = half if half >= 64 and m1 <= half else tiling.block_m
+    high = m0 // tiling.block_m if tail else -(-m0 // tiling.block_m)
+    numbers = (
+        high,
+        o0.shape[1],
+        a0.shape[1],
+        1 if tail else 0,
+        high * tiling.block_m,
+        -(-m1 // second),
+        o1.shape[1],
+        a1.shape[1],
+    )
+    a_blocks = [
+        [tiling.block_k, m] if trans_a else [m, tiling.block_k] for m in (tiling.block_m, tail, second)
+    ]
+    b_block = [tiling.block_n, tiling.block_k] if trans_b else [tiling.block_k, tiling.block_n]
+    o_blocks = [[m, tiling.block_n // tiling.parts] for m in (tiling.block_m, tail, second)]
+    left = [a.t() if trans_a else a for a in (a0, a1)]
+    right = [b.t() if trans_b else b for b in (b0, b1)]
+    described: tuple[Described, ...] = (
+        (left[0], a_blocks[0]),
+        (right[0], b_block),
+        (o0, o_blocks[0]),
+        # Without a tail its two descriptors are never read.
+        (left[0], a_blocks[1 if tail else 0]),
+        (o0, o_blocks[1 if tail else 0]),
+        (left[1], a_blocks[2]),
+        (right[1], b_block),
+        (o1, o_blocks[2]),
+    )
+    constants = (
+        trans_a, trans_b, tiling.block_m, tail, second, tiling.block_n, tiling.block_k, tiling.group,
+        tiling.parts,
+    )  # fmt: skip
+    return launch_described(
+        dual_gemm_tma_kernel,
+        multiprocessors(o0.get_device()) * tiling.programs,
+        described,
+        numbers,
+        constants,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+    )

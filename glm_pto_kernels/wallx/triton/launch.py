@@ -24,41 +24,38 @@ ALIGNMENT = 16
 class Variant:
     """One kernel with its constants, for one device.
 
-    Arguments are the tensors, then the integers, then the constants, in the kernel's own order. Integers are
-    not specialised by Triton (``do_not_specialize``) and the compiled kernel assumes 16-byte addresses, so
-    one binary serves every call of its key; anything else goes through the dispatcher.
+    Arguments are the tensors, then the integers, then the constants, in the kernel's order. Triton does not
+    specialise the integers (``do_not_specialize``) and the compiled kernel assumes 16-byte addresses, so one
+    binary serves every call of its key; anything else goes through the dispatcher.
     """
 
-    def __init__(self, fn: Any, constants: dict[str, Any], device: int, **options: int) -> None:
+    def __init__(
+        self, fn: Any, constants: dict[str, Any], device: int, rows: int, blocks: int, options: dict[str, int]
+    ) -> None:
         self.fn, self.constants, self.options, self.device = fn, constants, options, device
+        self.rows, self.blocks = rows, blocks
         self.values = tuple(constants.values())
-        self.compiled: Any = None
+        self.launcher: Any = None
+        self.fixed: tuple[Any, ...] = ()
 
     def __call__(self, grid: int, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        compiled = self.compiled
-        if compiled is None:
+        launcher = self.launcher
+        if launcher is None:
             return self.dispatch(grid, tensors, numbers)
         addresses = [t.data_ptr() for t in tensors]
         low = 0
         for address in addresses:
             low |= address
-        if low % ALIGNMENT or torch._C._cuda_getDevice() != self.device:
+        device = self.device
+        if low % ALIGNMENT or _current_device() != device:
             return self.dispatch(grid, tensors, numbers)
-        compiled.run(
-            grid,
-            1,
-            1,
-            torch._C._cuda_getCurrentRawStream(self.device),
-            compiled.function,
-            compiled.packed_metadata,
-            None,
-            None,
-            None,
-            *addresses,
-            *numbers,
-            *self.values,
-        )
+        stream = _current_stream(device)
+        launcher(grid, 1, 1, stream, *self.fixed, *addresses, *numbers, *self.values)
         return None
+
+    def grid(self, rows: int) -> int:
+        """Programs for so many rows: ``self.rows`` and one of ``self.blocks`` column blocks each."""
+        return -(-rows // self.rows) * self.blocks
 
     def dispatch(self, grid: int, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Launch through Triton, and keep the binary where later calls may use it."""
@@ -69,7 +66,23 @@ class Variant:
         with torch.cuda.device(self.device):
             compiled = launch(*tensors, *numbers, **self.constants, **self.options)
         if DIRECT and all(t.data_ptr() % ALIGNMENT == 0 for t in tensors):
-            self.compiled = compiled
+            self.launcher, self.fixed = direct_launch(compiled)
+
+
+_current_device = torch._C._cuda_getDevice if torch.version.cuda else None
+_current_stream = torch._C._cuda_getCurrentRawStream if torch.version.cuda else None
+
+
+def direct_launch(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The compiled kernel's own launch function, and its arguments between the stream and the kernel's.
+
+    None where the kernel needs scratch memory, which only Triton's launcher provides.
+    """
+    run = compiled.run
+    if run.global_scratch_size or run.profile_scratch_size:
+        return None, ()
+    options = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+    return run.launch, (compiled.function, *options, compiled.packed_metadata, None, None, None)
 
 
 class Kernel:
@@ -79,22 +92,48 @@ class Kernel:
         self.fn = fn
         self.variants: dict[Hashable, Variant] = {}
 
-    def variant(self, key: Hashable, device: int, constants: dict[str, Any], **options: int) -> Variant:
-        made = self.variants[key] = Variant(self.fn, constants, device, **options)
+    def variant(
+        self,
+        key: Hashable,
+        device: int,
+        constants: dict[str, Any],
+        rows: int = 1,
+        blocks: int = 1,
+        **options: int,
+    ) -> Variant:
+        made = self.variants[key] = Variant(self.fn, constants, device, rows, blocks, options)
         return made
 
 
 MAX_TILE = 8192  # elements of a row tile: 64 a thread with four warps
+MAX_ROWS = 16
+
+
+def rows_for(tile_bytes: int, row_bytes: int) -> int:
+    """How many rows, a power of two, make a tile of about so many bytes."""
+    return max(1, min(MAX_ROWS, floor_power_of_2(tile_bytes // max(row_bytes, 1))))
+
+
+def mark_complete(row_map: Tensor, rows: int) -> None:
+    """Note on a map that it names each of ``rows`` rows once, as long as nobody writes into it."""
+    if not row_map.is_inference():
+        row_map.glm_pto_rows = (rows, row_map._version)  # type: ignore[attr-defined]
+
+
+def is_complete(row_map: Tensor, rows: int) -> bool:
+    """Whether every one of ``rows`` rows is known to be named, without looking at the map on the device.
+
+    Not inside a graph capture: a replay may find another map at the same address.
+    """
+    note = getattr(row_map, "glm_pto_rows", None)
+    return (
+        note is not None and note == (rows, row_map._version) and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 def dense_rows(x: Tensor) -> Tensor:
     """``x`` [N, H] as it is where its rows are dense, else a dense copy."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
-
-
-def rows_per_program(row_bytes: int, tokens: int) -> int:
-    """Rows of a program's tile: enough bytes to cover the latency, few enough to fill the chip."""
-    return max(1, min(floor_power_of_2(16384 // max(row_bytes, 1)), floor_power_of_2(tokens // 256)))
 
 
 def power_of_2(n: int) -> int:

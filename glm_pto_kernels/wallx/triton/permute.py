@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 import triton
@@ -10,16 +10,19 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.triton.launch import (
+    MAX_ROWS,
     MAX_TILE,
     Kernel,
     Variant,
     dense_rows,
     floor_power_of_2,
+    mark_complete,
     power_of_2,
-    rows_per_program,
+    rows_for,
 )
 from glm_pto_kernels.wallx.triton.sort import (
     BINS,
+    FEW,
     bin_of,
     count_kernel,
     largest,
@@ -30,8 +33,10 @@ from glm_pto_kernels.wallx.triton.sort import (
 )
 
 PAIRS = 4096  # up to so many slots every program ranks its own by comparing all pairs: one launch
-CHUNK_SLOTS = 1024
-CHUNKS_IN_ROW = 128  # up to so many chunks a program sums over them itself instead of a scan launch
+CHUNK_SLOTS = (256, 1024)  # of lists that are not, and that are, longer than ...
+LONG = 65536
+CHUNKS_IN_ROW = 256  # up to so many chunks a program sums over them itself instead of a scan launch
+COUNT_WARPS = 8
 
 
 @triton.jit(do_not_specialize=["tokens", "num_out", "chunks"])
@@ -75,10 +80,10 @@ def permute_kernel(
             chunk = first_row // CHUNK
             if RANK == 1:
                 spread = tl.arange(0, CHUNK_PAD)
-                flags = table + (BINS + 1) * chunks + spread
+                flags = table + spread * (BINS + 2) + BINS + 1
                 missing = tl.max(tl.load(flags, mask=spread < chunks, other=0), axis=0)
             else:
-                missing = tl.load(table + BINS * chunks)
+                missing = tl.load(table + BINS)
             if missing:
                 rank = rank_by_pairs(ids, mine, slot, total, ROWS, PAIR_BLOCK, MASK_NEGATIVE)
             else:
@@ -86,12 +91,11 @@ def permute_kernel(
                 if RANK == 1:
                     # Earlier chunks hold every slot up to this bin, later ones those below it.
                     level = bin[:, None] + (spread < chunk).to(tl.int32)[None, :]
-                    counts = tl.load(
-                        table + level * chunks + spread[None, :], mask=(spread < chunks)[None, :], other=0
-                    )
+                    place = table + spread[None, :] * (BINS + 2) + level
+                    counts = tl.load(place, mask=(spread < chunks)[None, :], other=0)
                     start = tl.sum(counts, axis=1)
                 else:
-                    start = tl.load(table + bin * chunks + chunk)
+                    start = tl.load(table + chunk * (BINS + 2) + bin)
                 end = tl.minimum((first_row + ROWS) * TOP_K, total)
                 begin = chunk * CHUNK * TOP_K
                 rank = start + rank_in_chunk(ids, mine, slot, begin, end, ROWS, PAIR_BLOCK, MASK_NEGATIVE)
@@ -132,52 +136,59 @@ def permute(
     kept = list(workspace)
     if slots == 0:
         return x.new_zeros(rows, x.shape[1]), indices.new_empty(0, dtype=torch.int32), kept
-    out = torch.empty((rows, x.shape[1]), dtype=x.dtype, device=x.device)
+    out = x.new_empty((rows, x.shape[1]))
     row_map = torch.empty(slots, dtype=torch.int32, device=x.device)
     x, indices = dense_rows(x), indices.contiguous()
-    per_program = rows_per_program(x.shape[1] * x.element_size(), tokens)
-    chunk = max(per_program, floor_power_of_2(CHUNK_SLOTS // top_k))
-    chunks = -(-tokens // chunk)
-    rank = 0 if slots <= PAIRS else 1 if chunks <= CHUNKS_IN_ROW else 2
+    rank, chunk, chunks = 0, MAX_ROWS, 1
     table = indices
-    if rank:
+    if slots > PAIRS:
+        chunk = max(MAX_ROWS, floor_power_of_2(CHUNK_SLOTS[slots > LONG] // top_k))
+        chunks = -(-tokens // chunk)
+        rank = 1 if chunks <= CHUNKS_IN_ROW else 2
         table = workspace_table(kept, chunks, max(max_slots, slots) // slots, indices)
         table = count(indices, table, chunks, chunk, rank, mask_negative)
-    launch = variant(x, indices, top_k, rank, chunk, chunks, mask_negative, per_program)
-    launch(-(-tokens // per_program), (x, indices, out, row_map, table), (tokens, rows, chunks))
+    if rows <= slots and not mask_negative:
+        mark_complete(row_map, rows)
+    spread = power_of_2(chunks) if rank == 1 else 1
+    few = tokens <= 1024
+    key = (
+        x.get_device(), x.dtype, x.shape[1], x.stride(0), indices.dtype, top_k, rank, chunk, spread,
+        mask_negative, few,
+    )  # fmt: skip
+    found = PERMUTE.variants.get(key)
+    launch = found or variant(key, x, top_k, rank, chunk, spread, mask_negative, few)
+    launch(launch.grid(tokens), (x, indices, out, row_map, table), (tokens, rows, chunks))
     if rows > slots:
         out[slots:].zero_()
     return out, row_map, kept
 
 
 def variant(
-    x: Tensor, indices: Tensor, top_k: int, rank: int, chunk: int, chunks: int, masked: bool, rows: int
+    key: Hashable, x: Tensor, top_k: int, rank: int, chunk: int, spread: int, masked: bool, few: bool
 ) -> Variant:
-    hidden, stride, device = x.shape[1], x.stride(0), x.device.index or 0
-    spread = power_of_2(chunks) if rank == 1 else 1
-    key = (device, x.dtype, hidden, stride, indices.dtype, top_k, rank, chunk, spread, masked, rows)
-    found = PERMUTE.variants.get(key)
-    if found is None:
-        constants = {
-            "H": hidden,
-            "X_STRIDE": stride,
-            "TOP_K": top_k,
-            "RANK": rank,
-            "CHUNK": chunk,
-            "CHUNK_PAD": spread,
-            "BINS": BINS,
-            "MASK_NEGATIVE": masked,
-            "ROWS": rows,
-            "BLOCK_H": min(power_of_2(hidden), MAX_TILE // rows),
-            "PAIR_BLOCK": 256,
-        }
-        found = PERMUTE.variant(key, device, constants, num_warps=4)
-    return found
+    """Shapes that an H200 preferred: ranking by pairs pays for more rows a program, copying does not."""
+    hidden = x.shape[1]
+    tile, warps = ((8192, 4) if few else (16384, 8)) if rank == 0 else (4096, 4)
+    rows = rows_for(tile, hidden * x.element_size())
+    constants = {
+        "H": hidden,
+        "X_STRIDE": x.stride(0),
+        "TOP_K": top_k,
+        "RANK": rank,
+        "CHUNK": chunk,
+        "CHUNK_PAD": spread,
+        "BINS": BINS,
+        "MASK_NEGATIVE": masked,
+        "ROWS": rows,
+        "BLOCK_H": min(power_of_2(hidden), MAX_TILE // rows),
+        "PAIR_BLOCK": 512 if rank == 0 else 256,
+    }
+    return PERMUTE.variant(key, x.get_device(), constants, rows, num_warps=warps)
 
 
 def workspace_table(kept: list[Tensor], chunks: int, growth: int, like: Tensor) -> Tensor:
     """Room for the counts and their scan: the caller's, or new room that the caller gets to keep."""
-    needed = (2 * BINS + 3) * chunks
+    needed = 2 * (BINS + 2) * chunks
     if not (
         kept and kept[0].dtype == torch.int32 and kept[0].device == like.device and kept[0].numel() >= needed
     ):
@@ -188,19 +199,25 @@ def workspace_table(kept: list[Tensor], chunks: int, growth: int, like: Tensor) 
 def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked: bool) -> Tensor:
     """Fill the table; where the chunks are many, scan it too, and return what the ranks are read from."""
     tokens, top_k = ids.shape
-    device = ids.device.index or 0
+    device = ids.get_device()
     key = (device, ids.dtype, top_k, chunk, masked)
     launch = COUNT.variants.get(key)
     if launch is None:
-        block = power_of_2(chunk * top_k)
-        constants = {"TOP_K": top_k, "CHUNK": chunk, "BLOCK": block, "BINS": BINS, "MASK_NEGATIVE": masked}
-        launch = COUNT.variant(key, device, constants, num_warps=4)
-    launch(chunks, (ids, table), (tokens, chunks))
+        constants = {
+            "TOP_K": top_k,
+            "CHUNK": chunk,
+            "BLOCK": power_of_2(chunk * top_k),
+            "BINS": BINS,
+            "FEW": FEW,
+            "MASK_NEGATIVE": masked,
+        }
+        launch = COUNT.variant(key, device, constants, num_warps=COUNT_WARPS)
+    launch(chunks, (ids, table), (tokens,))
     if rank == 1:
         return table
     scan = SCAN.variants.get(device)
     if scan is None:
-        scan = SCAN.variant(device, device, {"BLOCK": 1024, "BINS": BINS}, num_warps=4)
+        scan = SCAN.variant(device, device, {"BINS": BINS, "BLOCK_BINS": 16, "BLOCK": 64}, num_warps=4)
     starts = table[(BINS + 2) * chunks :]
-    scan(BINS + 1, (table, starts), (chunks,))
+    scan(BINS // 16, (table, starts), (chunks,))
     return starts

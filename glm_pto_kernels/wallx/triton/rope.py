@@ -3,72 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import Kernel, power_of_2
+from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, power_of_2
 
 
 @triton.jit
 def plane_of(dim, FIRST: tl.constexpr, SECOND: tl.constexpr):
     """The plane of cos and sin that a dim takes its angle from."""
-    return (dim >= FIRST).to(tl.int64) + (dim >= FIRST + SECOND).to(tl.int64)
-
-
-@triton.jit
-def turn(
-    x,
-    out,
-    x_batch,
-    x_head,
-    x_token,
-    out_batch,
-    out_head,
-    out_token,
-    batch,
-    token,
-    live,
-    cos_low,
-    cos_high,
-    sin_low,
-    sin_high,
-    HEADS: tl.constexpr,
-    HEADS_PAD: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_PAD: tl.constexpr,
-    BACKWARD: tl.constexpr,
-    UNIT: tl.constexpr,
-):
-    """Rotate all heads of some tokens of one tensor; both halves are read before either is written."""
-    head = tl.arange(0, HEADS_PAD)[None, :, None]
-    dim = tl.arange(0, HALF_PAD)[None, None, :]
-    token = token[:, None, None]
-    mask = live[:, None, None] & (head < HEADS) & (dim < HALF)
-    source = x + (batch * x_batch + token * x_token + head * x_head) * UNIT + dim
-    low = tl.load(source, mask=mask, other=0).to(tl.float32)
-    high = tl.load(source + HALF, mask=mask, other=0).to(tl.float32)
-    if BACKWARD:
-        # sin belongs to the dim that the gradient comes from.
-        new_low = low * cos_low + high * sin_high
-        new_high = high * cos_high - low * sin_low
-    else:
-        new_low = low * cos_low - high * sin_low
-        new_high = high * cos_high + low * sin_high
-    target = out + (batch * out_batch + token * out_token + head * out_head) * UNIT + dim
-    kind = out.dtype.element_ty
-    tl.store(target, new_low.to(kind), mask=mask)
-    tl.store(target + HALF, new_high.to(kind), mask=mask)
+    return (dim >= FIRST).to(tl.int32) + (dim >= FIRST + SECOND).to(tl.int32)
 
 
 @triton.jit
 def angles(
-    table, at, dim, mask, plane_stride, shift: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
-):
-    """cos or sin [tokens, 1, half] of the dims ``dim + shift``, each from its own plane."""
-    plane = plane_of(dim, FIRST, SECOND)
-    return tl.load(table + at + plane * plane_stride + shift, mask=mask, other=0).to(tl.float32)[:, None, :]
+    table, batch, first, plane_stride, batch_stride, token_stride, mask,
+    TOKENS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, REPEATED: tl.constexpr, UNIT: tl.constexpr, SHORT: tl.constexpr,
+):  # fmt: skip
+    """cos or sin [tokens, 1, half] of both halves, each dim from its own plane."""
+    base = table + (batch * batch_stride + first * token_stride) * UNIT
+    plane_stride, token_stride = narrow(plane_stride, SHORT), narrow(token_stride, SHORT)
+    dim = tl.arange(0, HALF_PAD)
+    row = base + (tl.arange(0, TOKENS)[:, None] * token_stride) * UNIT + dim[None, :]
+    low = row + (plane_of(dim, FIRST, SECOND) * plane_stride * UNIT)[None, :]
+    # Repeated bands give both halves the plane of the lower one.
+    high_dim = dim if REPEATED else dim + HALF
+    high = row + (plane_of(high_dim, FIRST, SECOND) * plane_stride * UNIT + HALF)[None, :]
+    return (
+        tl.load(low, mask=mask, other=0).to(tl.float32)[:, None, :],
+        tl.load(high, mask=mask, other=0).to(tl.float32)[:, None, :],
+    )
+
+
+@triton.jit
+def narrow(stride, SHORT: tl.constexpr):
+    """32-bit arithmetic inside a program's tile, where the host has seen that it suffices."""
+    return stride.to(tl.int32) if SHORT else stride
+
+
+@triton.jit
+def rows_of(
+    x, batch, first, batch_stride, head_stride, token_stride,
+    TOKENS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF_PAD: tl.constexpr, UNIT: tl.constexpr,
+    SHORT: tl.constexpr,
+):  # fmt: skip
+    """Addresses [tokens, heads, half] of the lower halves."""
+    base = x + (batch * batch_stride + first * token_stride) * UNIT
+    head_stride, token_stride = narrow(head_stride, SHORT), narrow(token_stride, SHORT)
+    token = tl.arange(0, TOKENS)[:, None, None]
+    head = tl.arange(0, HEADS_PAD)[None, :, None]
+    return base + ((token * token_stride + head * head_stride) * UNIT + tl.arange(0, HALF_PAD)[None, None, :])
+
+
+@triton.jit
+def turned(low, high, cos_low, cos_high, sin_low, sin_high, BACKWARD: tl.constexpr):
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    if BACKWARD:
+        # sin belongs to the dim that the gradient comes from.
+        return low * cos_low + high * sin_high, high * cos_high - low * sin_low
+    return low * cos_low - high * sin_low, high * cos_high + low * sin_high
 
 
 NUMBERS = (
@@ -132,6 +129,7 @@ def rope_kernel(
     REPEATED: tl.constexpr,
     BACKWARD: tl.constexpr,
     UNIT: tl.constexpr,
+    SHORT: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """TOKENS tokens a program, all heads of q and k: the angles are read once for all of them.
@@ -140,26 +138,38 @@ def rope_kernel(
     """
     blocks = tl.cdiv(tokens, TOKENS)
     batch = tl.program_id(0) // blocks
-    token = (tl.program_id(0) % blocks) * TOKENS + tl.arange(0, TOKENS)
-    live = token < tokens
-    low = tl.arange(0, HALF_PAD)
-    # Repeated bands give both halves the plane of the lower one.
-    high = low if REPEATED else low + HALF
-    mask = live[:, None] & (low < HALF)[None, :]
-    cos_at = (batch * cos_batch + token[:, None] * cos_token) * UNIT + low[None, :]
-    sin_at = (batch * sin_batch + token[:, None] * sin_token) * UNIT + low[None, :]
-    cos_low = angles(cos, cos_at, low, mask, cos_plane * UNIT, 0, FIRST, SECOND)
-    cos_high = angles(cos, cos_at, high, mask, cos_plane * UNIT, HALF, FIRST, SECOND)
-    sin_low = angles(sin, sin_at, low, mask, sin_plane * UNIT, 0, FIRST, SECOND)
-    sin_high = angles(sin, sin_at, high, mask, sin_plane * UNIT, HALF, FIRST, SECOND)
-    turn(
-        q, q_out, q_batch, q_head, q_token, q_out_batch, q_out_head, q_out_token, batch, token, live,
-        cos_low, cos_high, sin_low, sin_high, Q_HEADS, Q_PAD, HALF, HALF_PAD, BACKWARD, UNIT,
+    first = (tl.program_id(0) % blocks) * TOKENS
+    live = (first + tl.arange(0, TOKENS) < tokens)[:, None]
+    inside = (tl.arange(0, HALF_PAD) < HALF)[None, :]
+    mask = live & inside
+    q_mask = mask[:, None, :] & (tl.arange(0, Q_PAD) < Q_HEADS)[None, :, None]
+    k_mask = mask[:, None, :] & (tl.arange(0, K_PAD) < K_HEADS)[None, :, None]
+    # Everything is read before anything is written: in place stays right, and the reads overlap.
+    q_at = rows_of(q, batch, first, q_batch, q_head, q_token, TOKENS, Q_PAD, HALF_PAD, UNIT, SHORT)
+    k_at = rows_of(k, batch, first, k_batch, k_head, k_token, TOKENS, K_PAD, HALF_PAD, UNIT, SHORT)
+    q_low, q_high = tl.load(q_at, mask=q_mask, other=0), tl.load(q_at + HALF, mask=q_mask, other=0)
+    k_low, k_high = tl.load(k_at, mask=k_mask, other=0), tl.load(k_at + HALF, mask=k_mask, other=0)
+    cos_low, cos_high = angles(
+        cos, batch, first, cos_plane, cos_batch, cos_token, mask,
+        TOKENS, HALF, HALF_PAD, FIRST, SECOND, REPEATED, UNIT, SHORT,
     )  # fmt: skip
-    turn(
-        k, k_out, k_batch, k_head, k_token, k_out_batch, k_out_head, k_out_token, batch, token, live,
-        cos_low, cos_high, sin_low, sin_high, K_HEADS, K_PAD, HALF, HALF_PAD, BACKWARD, UNIT,
+    sin_low, sin_high = angles(
+        sin, batch, first, sin_plane, sin_batch, sin_token, mask,
+        TOKENS, HALF, HALF_PAD, FIRST, SECOND, REPEATED, UNIT, SHORT,
     )  # fmt: skip
+    kind = q_out.dtype.element_ty
+    q_low, q_high = turned(q_low, q_high, cos_low, cos_high, sin_low, sin_high, BACKWARD)
+    to = rows_of(
+        q_out, batch, first, q_out_batch, q_out_head, q_out_token, TOKENS, Q_PAD, HALF_PAD, UNIT, SHORT
+    )
+    tl.store(to, q_low.to(kind), mask=q_mask)
+    tl.store(to + HALF, q_high.to(kind), mask=q_mask)
+    k_low, k_high = turned(k_low, k_high, cos_low, cos_high, sin_low, sin_high, BACKWARD)
+    to = rows_of(
+        k_out, batch, first, k_out_batch, k_out_head, k_out_token, TOKENS, K_PAD, HALF_PAD, UNIT, SHORT
+    )
+    tl.store(to, k_low.to(kind), mask=k_mask)
+    tl.store(to + HALF, k_high.to(kind), mask=k_mask)
 
 
 ROPE = Kernel(rope_kernel)
@@ -180,23 +190,34 @@ def rope(
     batch, q_heads, length, dim = q.shape
     if batch * length == 0:
         return None
-    if any(t.stride(3) != 1 for t in (q, k, cos, sin, q_out, k_out)):
-        return strided(q, k, cos, sin, q_out, k_out, sections, repeated, backward)
     k_heads = k.shape[1]
-    strides = (
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *q_out.stride()[:3],
-        *k_out.stride()[:3],
-        *cos.stride()[:3],
-        *sin.stride()[:3],
-    )
-    low = 0
-    for stride in strides:
-        low |= stride
-    unit = 1 if low % 8 else 8
-    device = q.device.index or 0
-    key = (device, q.dtype, q_heads, k_heads, dim, *sections, repeated, backward, unit)
+    layouts = (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride(), sin.stride())
+    shape = (q.get_device(), q.dtype, batch, length, q_heads, k_heads, dim, *sections, repeated, backward)
+    plan = PLANS.get((shape, layouts))
+    if plan is None:
+        if any(strides[3] != 1 for strides in layouts):
+            return strided(q, k, cos, sin, q_out, k_out, sections, repeated, backward)
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        plan = PLANS[shape, layouts] = planned(shape, layouts)
+    launch, grid, numbers = plan
+    launch(grid, (q, k, cos, sin, q_out, k_out), numbers)
+    return None
+
+
+Plan = tuple[Variant, int, tuple[int, ...]]
+PLANS: dict[tuple[Any, ...], Plan] = {}
+MOST_PLANS = 4096
+
+
+def planned(shape: tuple[Any, ...], layouts: tuple[tuple[int, ...], ...]) -> Plan:
+    """The variant, grid and integers of calls with these shapes and strides."""
+    device, dtype, batch, length, q_heads, k_heads, dim, first, second, _, repeated, backward = shape
+    strides = [stride for layout in layouts for stride in layout[:3]]
+    unit = 1 if any(stride % 8 for stride in strides) else 8
+    # The largest offset inside a tile: a few tokens, all heads, three planes.
+    short = max(map(abs, strides)) * max(q_heads, k_heads, 8) < 2**30
+    key = (device, dtype, q_heads, k_heads, dim, first, second, repeated, backward, unit, short)
     launch = ROPE.variants.get(key)
     if launch is None:
         constants = {
@@ -206,18 +227,16 @@ def rope(
             "K_PAD": power_of_2(k_heads),
             "HALF": dim // 2,
             "HALF_PAD": power_of_2(dim // 2),
-            "FIRST": sections[0],
-            "SECOND": sections[1],
+            "FIRST": first,
+            "SECOND": second,
             "REPEATED": repeated,
             "BACKWARD": backward,
             "UNIT": unit,
+            "SHORT": short,
             "TOKENS": 1,
         }
         launch = ROPE.variant(key, device, constants, num_warps=4)
-    numbers = (length, *(stride // unit for stride in strides))
-    grid = batch * -(-length // launch.constants["TOKENS"])
-    launch(grid, (q, k, cos, sin, q_out, k_out), numbers)
-    return None
+    return launch, batch * length, (length, *(stride // unit for stride in strides))
 
 
 def strided(

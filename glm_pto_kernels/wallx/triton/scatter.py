@@ -8,6 +8,8 @@ memory, and a second launch believes an entry only where the map confirms it.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +20,9 @@ from glm_pto_kernels.wallx.triton.launch import (
     Kernel,
     Variant,
     dense_rows,
+    is_complete,
     power_of_2,
-    rows_per_program,
+    rows_for,
 )
 
 SEARCHED = 4096  # slots of a map that every program searches itself
@@ -43,57 +46,59 @@ def scatter_kernel(
     Y_STRIDE: tl.constexpr,
     TOP_K: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    SEARCH: tl.constexpr,
-    ROWS: tl.constexpr,
+    ZERO_PROB: tl.constexpr,
+    CHECK: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     MAP_BLOCK: tl.constexpr,
 ):
-    """ROWS tokens a program: out[map] = x * prob, and prob_grad = <x, y[map]>."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = rows < tokens
+    """SLOTS (token, k) pairs a program: out[map] = x * prob, and prob_grad = <x, y[map]>.
+
+    CHECK: 0 every row is known to be named, 1 search the map for rows that are not, 2 remember slots.
+    """
+    slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
+    total = tokens * TOP_K
+    live = slot < total
+    token, k = slot // TOP_K, slot % TOP_K
+    at = k * tokens + token
+    target = tl.load(row_map + at, mask=live, other=-1)
+    mapped = (target >= 0) & (target < rows_out)
     columns = tl.arange(0, BLOCK_H)
-    source = x + rows.to(tl.int64)[:, None] * X_STRIDE + columns[None, :]
-    if BLOCK_H >= H:
-        tile = tl.load(source, mask=live[:, None] & (columns < H)[None, :], other=0)
-    for k in tl.static_range(TOP_K):
-        target = tl.load(row_map + k * tokens + rows, mask=live, other=-1)
-        mapped = (target >= 0) & (target < rows_out)
-        if not SEARCH:
-            tl.store(slots_of + target, k * tokens + rows, mask=mapped)
-        there = target.to(tl.int64)[:, None]
+    source = x + token.to(tl.int64)[:, None] * X_STRIDE + columns[None, :]
+    there = target.to(tl.int64)[:, None]
+    if CHECK == 2:
+        tl.store(slots_of + target, at, mask=mapped)
+    if WEIGHTED:
+        weight = tl.load(prob + slot, mask=live, other=0).to(tl.float32)
+        product = tl.zeros([SLOTS], dtype=tl.float32)
+    for h in tl.static_range(0, H, BLOCK_H):
+        mask = mapped[:, None] & (h + columns < H)[None, :]
+        tile = tl.load(source + h, mask=live[:, None] & (h + columns < H)[None, :], other=0)
         if WEIGHTED:
-            weight = tl.load(prob + rows * TOP_K + k, mask=live, other=0).to(tl.float32)
-            product = tl.zeros([ROWS], dtype=tl.float32)
-        for h in tl.static_range(0, H, BLOCK_H):
-            mask = mapped[:, None] & (h + columns < H)[None, :]
-            if BLOCK_H < H:
-                tile = tl.load(source + h, mask=mask, other=0)
-            values = tile
-            if WEIGHTED:
-                forward = tl.load(y + there * Y_STRIDE + (h + columns)[None, :], mask=mask, other=0)
-                wide = tile.to(tl.float32)
-                product += tl.sum(wide * forward.to(tl.float32), axis=1)
-                values = (wide * weight[:, None]).to(tile.dtype)
-            tl.store(out + there * H + (h + columns)[None, :], values, mask=mask)
-        if WEIGHTED:
-            tl.store(prob_grad + rows * TOP_K + k, product, mask=live)
-    if SEARCH:
-        total = tokens * TOP_K
-        own = tl.program_id(0) * share + tl.arange(0, ROWS)
+            forward = tl.load(y + there * Y_STRIDE + (h + columns)[None, :], mask=mask, other=0)
+            wide = tile.to(tl.float32)
+            product += tl.sum(wide * forward.to(tl.float32), axis=1)
+            tile = (wide * weight[:, None]).to(tile.dtype)
+        tl.store(out + there * H + (h + columns)[None, :], tile, mask=mask)
+    if WEIGHTED:
+        tl.store(prob_grad + slot, product, mask=live)
+    elif ZERO_PROB:
+        tl.store(prob_grad + slot, tl.zeros([SLOTS], dtype=tl.float32), mask=live)
+    if CHECK == 1:
         end = tl.minimum(tl.program_id(0) * share + share, rows_out)
-        for start in range(0, share, ROWS):
-            row = start + own
-            hits = tl.zeros([ROWS, MAP_BLOCK], dtype=tl.int32)
+        for start in range(0, share, SLOTS):
+            row = tl.program_id(0) * share + start + tl.arange(0, SLOTS)
+            hits = tl.zeros([SLOTS, MAP_BLOCK], dtype=tl.int32)
             for first in range(0, total, MAP_BLOCK):
-                at = first + tl.arange(0, MAP_BLOCK)
-                named = tl.load(row_map + at, mask=at < total, other=-1)
+                place = first + tl.arange(0, MAP_BLOCK)
+                named = tl.load(row_map + place, mask=place < total, other=-1)
                 hits |= (named[None, :] == row[:, None]).to(tl.int32)
             lost = (tl.max(hits, axis=1) == 0) & (row < end)
             if tl.max(lost.to(tl.int32), axis=0):
                 for begin in range(0, H, BLOCK_H):
-                    place = out + row.to(tl.int64)[:, None] * H + (begin + columns)[None, :]
-                    nothing = tl.zeros([ROWS, BLOCK_H], dtype=out.dtype.element_ty)
-                    tl.store(place, nothing, mask=lost[:, None] & (begin + columns < H)[None, :])
+                    space = out + row.to(tl.int64)[:, None] * H + (begin + columns)[None, :]
+                    nothing = tl.zeros([SLOTS, BLOCK_H], dtype=out.dtype.element_ty)
+                    tl.store(space, nothing, mask=lost[:, None] & (begin + columns < H)[None, :])
 
 
 @triton.jit(do_not_specialize=["slots", "rows_out"])
@@ -126,7 +131,7 @@ SCATTER, ZERO = Kernel(scatter_kernel), Kernel(zero_kernel)
 
 def permute_with_map(x: Tensor, row_id_map: Tensor, rows: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.permute_with_map``."""
-    out = torch.empty((rows, x.shape[1]), dtype=x.dtype, device=x.device)
+    out = x.new_empty((rows, x.shape[1]))
     scatter(dense_rows(x), row_id_map.contiguous(), None, None, out, None, top_k)
     return out
 
@@ -135,13 +140,13 @@ def unpermute_bwd(grad: Tensor, y: Tensor, row_id_map: Tensor, prob: Tensor | No
     """See ``glm_pto_kernels.wallx.unpermute_bwd``."""
     tokens = grad.shape[0]
     top_k = 1 if prob is None else prob.shape[1]
-    act_grad = torch.empty((y.shape[0], grad.shape[1]), dtype=grad.dtype, device=grad.device)
+    act_grad = grad.new_empty((y.shape[0], grad.shape[1]))
+    prob_grad = torch.empty((tokens, top_k), dtype=torch.float32, device=grad.device)
     grad, row_id_map = dense_rows(grad), row_id_map.contiguous()
     if prob is None or top_k == 1:
-        scatter(grad, row_id_map, None, None, act_grad, None, top_k)
-        return act_grad, torch.zeros((tokens, top_k), dtype=torch.float32, device=grad.device)
-    prob_grad = torch.empty((tokens, top_k), dtype=torch.float32, device=grad.device)
-    scatter(grad, row_id_map, prob.contiguous(), dense_rows(y), act_grad, prob_grad, top_k)
+        scatter(grad, row_id_map, None, None, act_grad, prob_grad, top_k)
+    else:
+        scatter(grad, row_id_map, prob.contiguous(), dense_rows(y), act_grad, prob_grad, top_k)
     return act_grad, prob_grad
 
 
@@ -154,52 +159,65 @@ def scatter(
     prob_grad: Tensor | None,
     top_k: int,
 ) -> None:
-    tokens, hidden = x.shape
+    tokens = x.shape[0]
     rows_out = out.shape[0]
-    if row_map.numel() == 0 or out.numel() == 0:
+    slots = row_map.numel()
+    if slots == 0 or out.numel() == 0:
         out.zero_()
         if prob_grad is not None:
             prob_grad.zero_()
         return
-    search = row_map.numel() <= SEARCHED
-    rows = rows_per_program(hidden * x.element_size(), tokens)
-    grid = -(-tokens // rows)
+    check = 0 if is_complete(row_map, rows_out) else 1 if slots <= SEARCHED else 2
     # Unused pointers still need an address.
-    slots_of = row_map if search else torch.empty(rows_out, dtype=torch.int32, device=x.device)
-    weights = (
-        (row_map, x, row_map) if prob is None or y is None or prob_grad is None else (prob, y, prob_grad)
+    slots_of = torch.empty(rows_out, dtype=torch.int32, device=x.device) if check == 2 else row_map
+    kind = None if prob is None else prob.dtype
+    zero_prob = kind is None and prob_grad is not None
+    prob, y, prob_grad = (
+        row_map if prob is None else prob,
+        x if y is None else y,
+        row_map if prob_grad is None else prob_grad,
     )
-    launch = variant(x, weights[1], top_k, prob, search, rows)
-    tensors = (x, row_map, weights[0], weights[1], out, weights[2], slots_of)
+    few = slots <= (1024 if kind is None else 4096)
+    key = (
+        x.get_device(), x.dtype, x.shape[1], x.stride(0), y.stride(0), top_k, kind, zero_prob, check, few,
+    )  # fmt: skip
+    found = SCATTER.variants.get(key)
+    launch = found or variant(key, x, y, top_k, kind is not None, zero_prob, check, few)
+    grid = launch.grid(slots)
+    tensors = (x, row_map, prob, y, out, prob_grad, slots_of)
     launch(grid, tensors, (tokens, rows_out, -(-rows_out // grid)))
-    if not search:
+    if check == 2:
         zero_unmapped(row_map, slots_of, out)
 
 
-def variant(x: Tensor, y: Tensor, top_k: int, prob: Tensor | None, search: bool, rows: int) -> Variant:
-    hidden, device = x.shape[1], x.device.index or 0
-    kind = None if prob is None else prob.dtype
-    key = (device, x.dtype, hidden, x.stride(0), y.stride(0), top_k, kind, search, rows)
-    found = SCATTER.variants.get(key)
-    if found is None:
-        constants = {
-            "H": hidden,
-            "X_STRIDE": x.stride(0),
-            "Y_STRIDE": y.stride(0),
-            "TOP_K": top_k,
-            "WEIGHTED": prob is not None,
-            "SEARCH": search,
-            "ROWS": rows,
-            "BLOCK_H": min(power_of_2(hidden), MAX_TILE // rows),
-            "MAP_BLOCK": 256,
-        }
-        found = SCATTER.variant(key, device, constants, num_warps=4)
-    return found
+def variant(
+    key: Hashable, x: Tensor, y: Tensor, top_k: int, weighted: bool, zero_prob: bool, check: int, few: bool
+) -> Variant:
+    """Shapes that an H200 preferred."""
+    hidden, row_bytes = x.shape[1], x.shape[1] * x.element_size()
+    if weighted:
+        tile, warps = (4096, 4) if few else (2 * max(row_bytes, 4096), 2 if row_bytes <= 4096 else 4)
+    else:
+        tile, warps = (8192, 2) if few else (4096, 4)
+    slots = rows_for(tile, row_bytes)
+    constants = {
+        "H": hidden,
+        "X_STRIDE": x.stride(0),
+        "Y_STRIDE": y.stride(0),
+        "TOP_K": top_k,
+        "WEIGHTED": weighted,
+        "ZERO_PROB": zero_prob,
+        "CHECK": check,
+        "SLOTS": slots,
+        "BLOCK_H": min(power_of_2(hidden), MAX_TILE // slots),
+        "MAP_BLOCK": 512,
+    }
+    return SCATTER.variant(key, x.get_device(), constants, slots, num_warps=warps)
 
 
 def zero_unmapped(row_map: Tensor, slots_of: Tensor, out: Tensor) -> None:
     rows_out, hidden = out.shape
-    device = out.device.index or 0
+    device = out.get_device()
     key = (device, out.dtype, hidden)
     launch = ZERO.variants.get(key)
     if launch is None:

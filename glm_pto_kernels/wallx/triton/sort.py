@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 BINS = 1024  # the number of experts does not reach the host, so the table has room for every likely one
+FEW = 128  # a histogram of so many bins is enough for most models, and takes a fraction of the time
 
 
 @triton.jit
@@ -65,19 +66,19 @@ def bin_of(id, ids, BINS: tl.constexpr, MASK_NEGATIVE: tl.constexpr):
     return bin
 
 
-@triton.jit(do_not_specialize=["tokens", "chunks"])
+@triton.jit(do_not_specialize=["tokens"])
 def count_kernel(
     ids,
     table,
     tokens: tl.int32,
-    chunks: tl.int32,
     TOP_K: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
+    FEW: tl.constexpr,
     MASK_NEGATIVE: tl.constexpr,
 ):
-    """table[b, c] = slots of chunk c below bin b, b = 0 .. BINS; row BINS + 1: a bin is missing."""
+    """table[c, b] = slots of chunk c below bin b, b = 0 .. BINS; table[c, BINS + 1]: a bin is missing."""
     chunk = tl.program_id(0)
     first = chunk * CHUNK * TOP_K
     at = first + tl.arange(0, BLOCK)
@@ -86,37 +87,42 @@ def count_kernel(
     missing = inside & ((id < -1) | (id > BINS - 3))
     if MASK_NEGATIVE:
         missing = missing & (id != largest(ids))
-    # Places outside the list count in the last bin, which is below no other.
-    bin = tl.where(inside & (missing == 0), bin_of(id, ids, BINS, MASK_NEGATIVE), BINS - 1).to(tl.int32)
-    counts = tl.histogram(bin, BINS)
-    below = tl.cumsum(counts, axis=0) - counts
-    bins = tl.arange(0, BINS)
-    tl.store(table + bins * chunks + chunk, below)
-    tl.store(table + BINS * chunks + chunk, tl.sum(counts, axis=0))
-    tl.store(table + (BINS + 1) * chunks + chunk, tl.max(missing.to(tl.int32), axis=0))
+    bin = tl.where(inside & (missing == 0), bin_of(id, ids, BINS, MASK_NEGATIVE), 0).to(tl.int32)
+    valid = tl.sum(inside.to(tl.int32), axis=0)
+    row = table + chunk * (BINS + 2)
+    # Places outside the list count in the last bin of the histogram, which is below no other that is read.
+    if tl.max(bin, axis=0) < FEW - 1:
+        few = tl.histogram(tl.where(inside, bin, FEW - 1), FEW)
+        tl.store(row + tl.arange(0, FEW), tl.cumsum(few, axis=0) - few)
+        rest = tl.arange(0, BINS)
+        tl.store(row + rest, tl.zeros([BINS], dtype=tl.int32) + valid, mask=rest >= FEW)
+    else:
+        many = tl.histogram(tl.where(inside, bin, BINS - 1), BINS)
+        tl.store(row + tl.arange(0, BINS), tl.cumsum(many, axis=0) - many)
+    tl.store(row + BINS, valid)
+    tl.store(row + BINS + 1, tl.max(missing.to(tl.int32), axis=0))
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def scan_kernel(table, starts, chunks: tl.int32, BLOCK: tl.constexpr, BINS: tl.constexpr):
-    """starts[b, c] = rank of the first slot of bin b in chunk c; starts[BINS] = any bin missing."""
-    bin = tl.program_id(0)
-    row = table + bin * chunks
-    before = 0
+def scan_kernel(
+    table, starts, chunks: tl.int32, BINS: tl.constexpr, BLOCK_BINS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """starts[c, b] = rank of the first slot of bin b in chunk c; starts[0, BINS] = a bin is missing."""
+    bins = tl.program_id(0) * BLOCK_BINS + tl.arange(0, BLOCK_BINS)
+    before = tl.zeros([BLOCK_BINS], dtype=tl.int32)
+    missing = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, chunks, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        before += tl.sum(tl.load(row + at, mask=at < chunks, other=0), axis=0)
-    if bin < BINS:
-        for start in range(0, chunks, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            below = tl.load(row + at, mask=at < chunks, other=0)
-            own = tl.load(row + chunks + at, mask=at < chunks, other=0) - below
-            tl.store(starts + bin * chunks + at, before + tl.cumsum(own, axis=0) - own, mask=at < chunks)
-            before += tl.sum(own, axis=0)
-    else:
-        missing = 0
-        for start in range(0, chunks, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            missing = tl.maximum(
-                missing, tl.max(tl.load(row + chunks + at, mask=at < chunks, other=0), axis=0)
-            )
-        tl.store(starts + BINS * chunks, missing)
+        chunk = start + tl.arange(0, BLOCK)
+        row = table + chunk[:, None] * (BINS + 2)
+        before += tl.sum(tl.load(row + bins[None, :], mask=(chunk < chunks)[:, None], other=0), axis=0)
+        missing |= tl.load(table + chunk * (BINS + 2) + BINS + 1, mask=chunk < chunks, other=0)
+    for start in range(0, chunks, BLOCK):
+        chunk = start + tl.arange(0, BLOCK)
+        place = chunk[:, None] * (BINS + 2) + bins[None, :]
+        mask = (chunk < chunks)[:, None]
+        below = tl.load(table + place, mask=mask, other=0)
+        own = tl.load(table + place + 1, mask=mask, other=0) - below
+        tl.store(starts + place, before[None, :] + tl.cumsum(own, axis=0) - own, mask=mask)
+        before += tl.sum(own, axis=0)
+    if tl.program_id(0) == 0:
+        tl.store(starts + BINS, tl.max(missing, axis=0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Hashable
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import MAX_TILE, Kernel, dense_rows, power_of_2, rows_per_program
+from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, power_of_2, rows_for
 
 
 @triton.jit(do_not_specialize=["tokens", "rows_in"])
@@ -57,27 +58,37 @@ GATHER = Kernel(gather_kernel)
 
 def unpermute(y: Tensor, row_id_map: Tensor, prob: Tensor | None, tokens: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.unpermute``."""
-    hidden, device = y.shape[1], y.device.index or 0
-    out = torch.empty((tokens, hidden), dtype=y.dtype, device=y.device)
-    if top_k == 0 or out.numel() == 0:
+    hidden, device = y.shape[1], y.get_device()
+    out = y.new_empty((tokens, hidden))
+    if top_k == 0 or tokens == 0 or hidden == 0:
         return out.zero_()
     y, row_id_map = dense_rows(y), row_id_map.contiguous()
-    weighted = prob is not None and top_k > 1
-    weights = prob.contiguous() if prob is not None and weighted else row_id_map
-    rows = rows_per_program(hidden * y.element_size(), tokens)
-    block = min(power_of_2(hidden), MAX_TILE // rows)
-    key = (device, y.dtype, hidden, y.stride(0), top_k, weights.dtype, rows)
-    launch = GATHER.variants.get(key)
-    if launch is None:
-        constants = {
-            "H": hidden,
-            "Y_STRIDE": y.stride(0),
-            "TOP_K": top_k,
-            "WEIGHTED": weighted,
-            "ROWS": rows,
-            "BLOCK_H": block,
-        }
-        launch = GATHER.variant(key, device, constants, num_warps=4)
-    grid = -(-tokens // rows) * -(-hidden // block)
-    launch(grid, (y, row_id_map, weights, out), (tokens, y.shape[0]))
+    weights = row_id_map if prob is None or top_k == 1 else prob.contiguous()
+    size = 0 if tokens <= 4096 else 1 if tokens <= 8192 else 2
+    key = (device, y.dtype, hidden, y.stride(0), top_k, weights.dtype, size)
+    found = GATHER.variants.get(key)
+    launch = found or variant(key, y, top_k, weights is not row_id_map, size)
+    launch(launch.grid(tokens), (y, row_id_map, weights, out), (tokens, y.shape[0]))
     return out
+
+
+def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> Variant:
+    """Shapes that an H200 preferred: several rows of a program overlap, until there are programs enough."""
+    hidden, row_bytes = y.shape[1], y.shape[1] * y.element_size()
+    if top_k == 1:
+        tile, warps, columns = ((16384, 4), (16384, 2), (4096, 4))[size] + (8192,)
+    elif top_k < 4:
+        tile, warps, columns = 4096, 2, 2048
+    else:
+        tile, warps, columns = 4096, 4, 1024
+    block = min(power_of_2(hidden), columns)
+    rows = rows_for(tile, min(row_bytes, block * y.element_size()))
+    constants = {
+        "H": hidden,
+        "Y_STRIDE": y.stride(0),
+        "TOP_K": top_k,
+        "WEIGHTED": weighted,
+        "ROWS": rows,
+        "BLOCK_H": block,
+    }
+    return GATHER.variant(key, y.get_device(), constants, rows, -(-hidden // block), num_warps=warps)

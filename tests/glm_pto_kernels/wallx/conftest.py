@@ -25,7 +25,7 @@ class Place:
         return self.name == "interpret"
 
     def skip_slow(self, elements: int) -> None:
-        if self.slow and elements > 4000:
+        if self.slow and elements > 400:
             pytest.skip("too large for the interpreter")
 
 

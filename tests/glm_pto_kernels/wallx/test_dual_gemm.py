@@ -23,10 +23,14 @@ SIZES = [
     pytest.param((0, 8, 16, 0, 8, 16), id="both_empty"),
     pytest.param((5, 8, 0, 3, 4, 8), id="no_depth"),
     pytest.param((448, 1104, 256, 32, 208, 256), id="aligned"),
+    pytest.param((1088, 2048, 320, 160, 512, 192), id="aligned_tall"),
+    pytest.param((4160, 11008, 64, 72, 264, 128), id="aligned_many_tiles", marks=pytest.mark.gpu),
 ]
 
 
 def skip_what_cannot_run(place, dtype, size):
+    if place.device == "cpu" and max(size) > 4000:
+        pytest.skip("large for a CPU")
     if place.slow and (dtype == torch.bfloat16 or max(size) > 100):
         pytest.skip("the interpreter multiplies bf16 as integers, and is slow")
 

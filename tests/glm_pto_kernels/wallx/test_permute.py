@@ -17,12 +17,13 @@ TYPES = list(RELATIVE)
 # (T, K, H, experts, num_out_tokens)
 SHAPES = [
     pytest.param((5, 2, 16, 3, 0), id="small"),
-    pytest.param((37, 5, 24, 7, 0), id="top5"),
+    pytest.param((9, 5, 24, 7, 0), id="top5"),
     pytest.param((33, 1, 40, 2, 0), id="top1"),
-    pytest.param((33, 2, 24, 4, 41), id="drops"),
+    pytest.param((17, 2, 24, 4, 21), id="drops"),
     pytest.param((9, 3, 8, 4, 40), id="more_rows_than_slots"),
     pytest.param((4096, 2, 64, 8, 2039), id="TE_top2_drops"),
     pytest.param((4096, 5, 64, 8, 0), id="TE_top5"),
+    pytest.param((4096, 5, 64, 300, 0), id="300_experts"),
     pytest.param((300, 8, 1000, 64, 0), id="odd_hidden"),
 ]
 
@@ -155,7 +156,7 @@ def test_F6_nan_in_unmapped_rows_does_not_leak(place, rows):
     assert not prob_grad[row_map.view(2, 11).t() < 0].any()
 
 
-@pytest.mark.parametrize("hidden", [1, 3, 7, 13, 24])
+@pytest.mark.parametrize("hidden", [1, 7, 24])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_F7_odd_sizes_and_misaligned_strided_views(place, hidden, dtype):
     wide = torch.randn(12, 2 * hidden + 3, device=place.device).to(dtype)
@@ -198,10 +199,20 @@ def test_workspace_is_reused_and_replaced_when_too_small(place):
     assert torch.equal(wallx.permute(x, ids, 0, torch.tensor([]), 1000)[1], row_map)
 
 
-@pytest.mark.interpret
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("chunks_in_row", "experts"), [(128, 5), (1, 5), (128, 3000), (1, 3000)], ids=str)
-def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts):
+@pytest.mark.parametrize(
+    ("chunks_in_row", "experts", "index"),
+    [
+        (128, 5, torch.int32),
+        (1, 5, torch.int64),
+        (128, 40, torch.int64),
+        (1, 40, torch.int32),
+        (128, 3000, torch.int32),
+        (1, 3000, torch.int64),
+    ],
+    ids=str,
+)
+def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts, index):
     """The kernels of long lists, at a size for the interpreter; 3000 experts do not fit the table."""
     if place.name == "torch":
         pytest.skip("the reference has one way of sorting")
@@ -209,10 +220,11 @@ def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts
     for kernel in ("COUNT", "SCAN", "PERMUTE"):
         monkeypatch.setattr(getattr(kernels, kernel), "variants", {})
     monkeypatch.setattr(kernels, "PAIRS", 4)
-    monkeypatch.setattr(kernels, "CHUNK_SLOTS", 16)
+    monkeypatch.setattr(kernels, "CHUNK_SLOTS", (16, 16))
+    monkeypatch.setattr(kernels, "FEW", 8)
     monkeypatch.setattr(kernels, "CHUNKS_IN_ROW", chunks_in_row)
     monkeypatch.setattr(kernels, "BINS", 64)
-    x, ids = made(place, 21, 3, 8, experts, low=-1)
+    x, ids = made(place, 21, 3, 8, experts, index=index, low=-1)
     permuted, row_map, _ = permute(x, ids, 50, mask_negative=masked)
     expected = reference.permute(x, ids, 50, masked)
     assert torch.equal(row_map, expected[1])
