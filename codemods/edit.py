@@ -81,7 +81,7 @@ def _level(file: Source, match: Match) -> tuple[str, str]:
             isinstance(name, ast.Name) and name.id == KERNELS and isinstance(name.ctx, ast.Store)
         ):
             raise Unreadable(
-                f"{file.name}:{match.function.lineno}: {KERNELS} is a local name of this function"
+                f"{file.name}:{getattr(match.function, 'lineno', 1)}: {KERNELS} is a local name here"
             )
     return indent, guards.step_of(file, block, match.parent)
 

@@ -80,16 +80,26 @@ def move(lines: list[str], indent: str, eol: str) -> str:
 
     if eol == "\r" and not any("\n" in line for line in lines):  # LibCST loses a lone CR at the end
         return move([line.replace("\r", "\n") for line in lines], indent, "\n").replace("\n", "\r")
+    head = "if 1:" + eol
+    at_top = not lines[0][:1].isspace()
     try:
-        module = libcst.parse_module("if 1:" + eol + "".join(lines))
-        (statement,) = module.body
-        if not isinstance(statement, libcst.If):
+        module = libcst.parse_module("".join(lines) if at_top else head + "".join(lines))
+        statement = libcst.If(libcst.Integer("1"), libcst.IndentedBlock([])) if at_top else module.body[0]
+        if not isinstance(statement, libcst.If) or (len(module.body) > 1 and not at_top) or module.header:
             raise Unreadable("the lines are not one block")
-        block = statement.body.with_changes(indent=indent)
-        code = module.with_changes(body=[statement.with_changes(body=block)]).code
+        block = statement.body
+        if not isinstance(block, libcst.IndentedBlock):
+            raise Unreadable("the lines are not one block")
+        if at_top:  # the statements of the module become the block's
+            block = block.with_changes(body=module.body, footer=module.footer)
+        if indent:
+            whole = statement.with_changes(body=block.with_changes(indent=indent))
+            code = module.with_changes(body=[whole], footer=()).code
+        else:  # a block without indentation is a module
+            code = module.with_changes(body=block.body, footer=block.footer).code
     except (libcst.ParserSyntaxError, RecursionError, ValueError) as error:
         raise Unreadable(f"LibCST cannot parse the statements ({type(error).__name__})") from None
-    moved = code.removeprefix("if 1:" + eol)
+    moved = code.removeprefix(head)
     if _program("".join(lines)) != _program(moved):
         raise Unreadable(
             "moving the statements to another indentation changes what they mean "
@@ -99,7 +109,10 @@ def move(lines: list[str], indent: str, eol: str) -> str:
 
 
 def _program(block: str) -> str:
-    return ast.dump(ast.parse("if 1:\n" + block))
+    if not block[:1].isspace():
+        return ast.dump(ast.parse(block))
+    (holder,) = ast.parse("if 1:\n" + block).body
+    return ast.dump(ast.Module(getattr(holder, "body", []), []))
 
 
 def find(source: Source) -> list[Guard]:
@@ -204,6 +217,10 @@ def unwrap(source: Source, guard: Guard) -> list[str]:
 
 def step_of(source: Source, block: list[ast.stmt], parent: ast.AST) -> str:
     """The indentation step of the block, for the level that the guard adds: the file's own style."""
+    if isinstance(parent, ast.Module):
+        inner = (getattr(node, "body", None) for node in parent.body)
+        first = next((body[0] for body in inner if body), None)
+        return (indent_of(source.lines[first_line(first)]) if first else "") or "    "
     indent = indent_of(source.lines[first_line(block[0])])
     owner = parent.pattern if isinstance(parent, ast.match_case) else parent
     outer = indent_of(source.lines[getattr(owner, "lineno", 1) - 1])

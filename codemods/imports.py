@@ -28,6 +28,8 @@ def position(source: Source, site_line: int) -> int | None:
         return after(body[start - 1]) if start else first_line(body[0])
     last = first
     while last + 1 < len(body) and isinstance(body[last + 1], (ast.Import, ast.ImportFrom)):
+        if first_line(body[last + 1]) >= site_line:
+            break
         last += 1
     return after(body[last])
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from glm_pto.codemods import guard, pattern
 from glm_pto.codemods.pattern import Bindings
-from glm_pto.codemods.recipe import KERNELS, Form
+from glm_pto.codemods.recipe import KERNELS, MODULE, Form
 from glm_pto.codemods.source import Source, first_line
 
 _RENAMING = re.compile(rf"import\s+{KERNELS}\s+as\b|from\s+{KERNELS}\s+import\b")
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Match:
 
 def functions(tree: ast.Module, scope: str) -> list[Function]:
     """The functions with that exact qualified name; several where it is defined more than once."""
+    if scope == MODULE:
+        return [tree]
     owners: list[ast.AST] = [tree]
     *classes, name = scope.split(".")
     for wanted in classes:
@@ -44,6 +46,13 @@ def functions(tree: ast.Module, scope: str) -> list[Function]:
         ]
     found = [n for o in owners for n in _definitions(o)]
     return [n for n in found if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name == name]
+
+
+def span(function: Function, source: Source) -> tuple[int, int]:
+    """First and last line (from 1) of a function, or of the file."""
+    if isinstance(function, ast.Module):
+        return 1, len(source.lines)
+    return function.lineno, function.end_lineno or 0
 
 
 def _definitions(owner: ast.AST) -> Iterator[ast.stmt]:
@@ -134,7 +143,8 @@ def unbound(file: Source, match: Match, code: str) -> set[str]:
         missing |= {n.id for n in names if isinstance(n.ctx, ast.Load)} - made
         made |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
     missing -= {KERNELS, *dir(builtins), *_bound_names(match.function, match.line)}
-    missing -= {a.arg for a in ast.walk(match.function.args) if isinstance(a, ast.arg)}
+    if not isinstance(match.function, ast.Module):
+        missing -= {a.arg for a in ast.walk(match.function.args) if isinstance(a, ast.arg)}
     return missing and missing - _bound_names(file.tree, len(file.lines))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from glm_pto.codemods import locate, pattern, reading
 from glm_pto.codemods.findings import Finding, State
-from glm_pto.codemods.recipe import Form, Place, Recipe
+from glm_pto.codemods.recipe import MODULE, Form, Place, Recipe
 from glm_pto.codemods.source import Source, Unreadable, first_line
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 #: Longer texts are cut before they are compared: that a site is near shows in its beginning.
 _COMPARED = 600
+#: From this likeness on, a statement at the top level of a file may be the one that was looked for.
+_ALIKE = 0.7
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ def _candidates(source: Source, form: Form) -> Iterator[Near]:
             for start in range(len(block)):
                 text = _text(block[start : start + len(site)])
                 likeness = SequenceMatcher(None, wanted, text, autojunk=False).ratio()
+                # That a file has a top level says nothing, as that a function of the name is there does.
+                if form.scope == MODULE and likeness < _ALIKE:
+                    continue
                 yield Near(form, first_line(block[start]) + 1, likeness, wanted, text)
 
 

@@ -157,7 +157,7 @@ def _in_file(
 def _guards(file: Source, recipe: Recipe, forms: list[Form]) -> list[Guard]:
     """The recipe's guards inside of the functions that the forms name."""
     scopes = {f.scope for f in forms}
-    spans = [(f.lineno, f.end_lineno or 0) for s in scopes for f in locate.functions(file.tree, s)]
+    spans = [locate.span(f, file) for s in scopes for f in locate.functions(file.tree, s)]
     return [
         g
         for g in guard.find(file)

@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 #: The module that guards import and call, named as text: patcher and layer never import each other.
 KERNELS = "glm_pto_kernels"
 
+#: The scope of a form whose statements stand at the top level of the file, outside of every function.
+MODULE = "<module>"
+
 
 @dataclass(frozen=True)
 class Form:
     """One shape that a site has upstream.
 
     ``file`` is relative to the package folder, ``scope`` the exact qualified name of the function that holds
-    the statements. ``site`` is the pattern of one or more consecutive statements of one block; with ``rest``
-    the site runs on to the end of that block. ``within`` (test pattern, "body" or "else") ties the site to
-    one arm of the innermost enclosing ``if``. ``where`` limits what a hole may hold, as source text.
-    ``condition`` and ``branch`` are templates of the guard's test and of its body; ``$name`` is replaced by
-    what the hole matched. A bare ``K`` names the operator layer. ``requires`` are (qualified scope, pattern)
-    pairs of the same file that must match too: code that the branch replaces without standing in the site.
+    the statements, or `MODULE`. ``site`` is the pattern of one or more consecutive statements of one block;
+    with ``rest`` the site runs on to the end of that block. ``within`` (test pattern, "body" or "else") ties
+    the site to one arm of the innermost enclosing ``if``. ``where`` limits what a hole may hold, as source
+    text. ``condition`` and ``branch`` are templates of the guard's test and of its body; ``$name`` is
+    replaced by what the hole matched. A bare ``K`` names the operator layer. ``requires`` are (qualified
+    scope, pattern) pairs of the same file that must match too: code that the branch replaces without standing
+    in the site.
     ``releases`` is for people only.
     """
 

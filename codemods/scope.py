@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from glm_pto.codemods.signatures import names_bound
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = Function | ast.Module
 
 
-def unbound(module: ast.Module, function: Function, guard: ast.If) -> list[str]:
+def unbound(module: ast.Module, function: Scope, guard: ast.If) -> list[str]:
     """Names that the guard's condition or branch reads and that are not bound at that point."""
     known_before = _before(function, guard.lineno)
     local = known_before | _stored(list(function.body))
     outer = {n for node in module.body if not _typing_only(node) for n in names_bound(node)}
     for node in ast.walk(module):  # functions around this one
-        if isinstance(node, Function) and node is not function and _holds(node, function):
+        if isinstance(node, Function) and node is not function and _around(node, function):
             outer |= _parameters(node) | _stored(list(node.body))
     missing: list[str] = []
     bound = set(known_before)
@@ -30,7 +31,7 @@ def unbound(module: ast.Module, function: Function, guard: ast.If) -> list[str]:
     return missing
 
 
-def forgotten(function: Function, guard: ast.If) -> list[str]:
+def forgotten(function: Scope, guard: ast.If) -> list[str]:
     """Names that the else-branch binds, that code after the guard reads, and that our branch leaves out."""
     if isinstance(guard.body[-1], (ast.Return, ast.Raise)):
         return []
@@ -50,16 +51,20 @@ def enclosing(module: ast.Module, node: ast.stmt) -> Function | None:
     return max(around, key=lambda f: f.lineno, default=None)
 
 
+def _around(outer: Function, inner: Scope) -> bool:
+    return not isinstance(inner, ast.Module) and _holds(outer, inner)
+
+
 def _holds(outer: ast.stmt, inner: ast.stmt) -> bool:
     return outer.lineno < inner.lineno and (inner.end_lineno or 0) <= (outer.end_lineno or 0)
 
 
-def _before(function: Function, line: int) -> set[str]:
+def _before(function: Scope, line: int) -> set[str]:
     earlier = [n for n in _own(list(function.body)) if getattr(n, "lineno", line) < line]
     return _parameters(function) | {name for node in earlier for name in _names(node)}
 
 
-def _following(function: Function, end: int) -> Iterator[ast.stmt]:
+def _following(function: Scope, end: int) -> Iterator[ast.stmt]:
     """Statements of the function that start after the line, outermost first."""
 
     def visit(block: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -75,7 +80,9 @@ def _following(function: Function, end: int) -> Iterator[ast.stmt]:
     return visit(function.body)
 
 
-def _parameters(function: Function) -> set[str]:
+def _parameters(function: Scope) -> set[str]:
+    if isinstance(function, ast.Module):
+        return set()
     a = function.args
     listed = [*a.posonlyargs, *a.args, *a.kwonlyargs, *(x for x in (a.vararg, a.kwarg) if x)]
     return {arg.arg for arg in listed}

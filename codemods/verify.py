@@ -169,9 +169,7 @@ def _compiles(file: Source, python: Path | None) -> Outcome:
 
 def _of_guard(file: Source, one: guard.Guard, layer: Path | None) -> dict[str, Outcome]:
     node = _node(file, one)
-    function = scope.enclosing(file.tree, node)
-    if function is None:
-        return {"names": (False, "the guard stands in no function")}
+    function = scope.enclosing(file.tree, node) or file.tree
     problems = [f"{n} is not bound there" for n in scope.unbound(file.tree, function, node)]
     problems += [f"{n} is read later but our branch leaves it unset" for n in scope.forgotten(function, node)]
     names: Outcome = (not problems, "; ".join(problems))

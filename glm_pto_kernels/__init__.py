@@ -24,12 +24,18 @@ from glm_pto_kernels.ops.shared_expert import (
     ffn_share_expert_quant_refusal,
     ffn_share_expert_quant_supported,
 )
+from glm_pto_kernels.wallx_backend import (
+    wallx_backend,
+    wallx_backend_refusal,
+    wallx_backend_supported,
+)
 
 USE_PTO_GATE: bool
 USE_PTO_FA: bool
 USE_PTO_FA_PRE: bool
 USE_PTO_SELECT_EXPERTS: bool
 USE_PTO_SHARE_EXPERTS: bool
+USE_PTO_WALLX: bool
 USE_PTO_SELECT_EXEPERTS: bool  # the guide's spelling, kept because people copied it
 USE_PTO_SHARE_EXEPERTS: bool
 
@@ -55,4 +61,7 @@ __all__ = [
     "select_experts",
     "select_experts_refusal",
     "select_experts_supported",
+    "wallx_backend",
+    "wallx_backend_refusal",
+    "wallx_backend_supported",
 ]

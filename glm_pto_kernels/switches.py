@@ -20,6 +20,7 @@ SWITCHES = {
     "USE_PTO_FA_PRE": "attention_pre",
     "USE_PTO_SELECT_EXPERTS": "select_experts",
     "USE_PTO_SHARE_EXPERTS": "shared_expert",
+    "USE_PTO_WALLX": "wallx_backend",
 }
 ALIASES = {
     "USE_PTO_SELECT_EXEPERTS": "USE_PTO_SELECT_EXPERTS",

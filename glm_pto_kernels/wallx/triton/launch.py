@@ -126,9 +126,9 @@ def is_complete(row_map: Tensor, rows: int) -> bool:
     Not inside a graph capture: a replay may find another map at the same address.
     """
     note = getattr(row_map, "glm_pto_rows", None)
-    return (
-        note is not None and note == (rows, row_map._version) and not torch.cuda.is_current_stream_capturing()
-    )
+    if note is None or row_map.is_inference() or note != (rows, row_map._version):
+        return False
+    return not (row_map.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def dense_rows(x: Tensor) -> Tensor:
