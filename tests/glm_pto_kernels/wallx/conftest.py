@@ -39,7 +39,9 @@ PLACES = [
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     where: Place = request.param
-    if where.name == "interpret":
+    if where.name == "interpret" and torch.cuda.is_available():
+        pytest.skip("kernels that Triton has loaded for its interpreter do not run on the GPU any more")
+    elif where.name == "interpret":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         read_scalars_of_new_numpy(monkeypatch)
     elif where.device == "cuda" and not torch.cuda.is_available():
