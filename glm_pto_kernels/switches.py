@@ -20,13 +20,15 @@ SWITCHES = {
     "USE_PTO_FA_PRE": "attention_pre",
     "USE_PTO_SELECT_EXPERTS": "select_experts",
     "USE_PTO_SHARE_EXPERTS": "shared_expert",
-    "USE_PTO_WALLX": "wallx_backend",
 }
+#: Switches of modules that stand in for an extension: no operator of a model, no backend to choose.
+MODULES = {"USE_PTO_WALLX": "wallx_backend"}
 ALIASES = {
     "USE_PTO_SELECT_EXEPERTS": "USE_PTO_SELECT_EXPERTS",
     "USE_PTO_SHARE_EXEPERTS": "USE_PTO_SHARE_EXPERTS",
 }
-SPELLINGS = {**ALIASES, **{name: name for name in SWITCHES}}
+ALL = (*SWITCHES, *MODULES)
+SPELLINGS = {**ALIASES, **{name: name for name in ALL}}
 TRUE, FALSE = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
@@ -46,7 +48,7 @@ class SwitchModule(ModuleType):
             return
         switch = SPELLINGS.get(name)
         if switch is None:
-            raise AttributeError(f"{self.__name__} has no switch {name}; it has {', '.join(SWITCHES)}")
+            raise AttributeError(f"{self.__name__} has no switch {name}; it has {', '.join(ALL)}")
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, not {value!r}")
         if self.__dict__[switch] is not value:
@@ -79,7 +81,7 @@ def warn_if_late(change: str) -> None:
 def from_environment(environment: Mapping[str, str]) -> dict[str, bool]:
     """The value of every switch. Raises ValueError for a word that is no position, or two that differ."""
     values = {}
-    for switch in SWITCHES:
+    for switch in ALL:
         given = {
             spelling: position(spelling, environment[spelling])
             for spelling, canonical in SPELLINGS.items()
@@ -90,9 +92,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, bool]:
         values[switch] = next(iter(given.values()), True)
     for name in environment:
         if name.startswith("USE_PTO_") and name not in SPELLINGS:
-            raise ValueError(
-                f"the environment sets {name}, which is no switch; there is {', '.join(SWITCHES)}"
-            )
+            raise ValueError(f"the environment sets {name}, which is no switch; there is {', '.join(ALL)}")
     return values
 
 

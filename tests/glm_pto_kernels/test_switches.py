@@ -29,8 +29,8 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fault_18_every_operator_has_a_switch_and_it_is_on() -> None:
-    assert switches.from_environment({}) == dict.fromkeys(switches.SWITCHES, True)
-    assert {*switches.SWITCHES} <= {*vars(K)} and {*switches.ALIASES} <= {*vars(K)}
+    assert switches.from_environment({}) == dict.fromkeys(switches.ALL, True)
+    assert {*switches.ALL} <= {*vars(K)} and {*switches.ALIASES} <= {*vars(K)}
 
 
 @pytest.mark.parametrize("word", ["0", "false", "Off", " no "])
