@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from glm_pto.codemods import recall, trees
-from glm_pto.codemods.findings import Action, Changed, FileChange, Options, Refusal, Result, TreeReport
+from glm_pto.codemods.findings import (
+    Action,
+    Changed,
+    FileChange,
+    Options,
+    Refusal,
+    Result,
+    TreeReport,
+    WriteFailure,
+)
 from glm_pto.codemods.trees import Tree
 
 if TYPE_CHECKING:
@@ -165,11 +174,21 @@ def _write_all(action: str, prepared: Sequence[Prepared]) -> list[Prepared]:
     try:
         for one in prepared:
             done.append(_write(action, one))
-    except BaseException:
-        for one in reversed(done):
-            _write(action, replace(one, changes=tuple(_reverse(c) for c in one.changes), memory={}))
+    except BaseException as error:
+        stuck = [why for one in reversed(done) if (why := _put_back(action, one))]
+        if stuck:
+            raise WriteFailure("; ".join((str(error) or type(error).__name__, *stuck))) from error
         raise
     return done
+
+
+def _put_back(action: str, one: Prepared) -> str:
+    """Undo what was written to one tree; why it could not be, where somebody else wrote there since."""
+    try:
+        _write(action, replace(one, changes=tuple(_reverse(c) for c in one.changes), memory={}))
+    except (Refusal, WriteFailure) as problem:
+        return f"{one.tree.root} could not be put back and stays as it is now: {problem}"
+    return ""
 
 
 def _write(action: str, one: Prepared) -> Prepared:
