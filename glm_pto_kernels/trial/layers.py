@@ -10,7 +10,7 @@ import torch
 
 from glm_pto_kernels.trial import native
 
-HIDDEN, EXPERTS, TOP, HEADS, HEAD, ROTARY, INNER, TOKENS = 256, 32, 8, 4, 64, 32, 48, 5
+HIDDEN, EXPERTS, TOP, HEADS, HEAD, ROTARY, INNER, TOKENS = 256, 32, 8, 12, 128, 64, 48, 5
 BLOCK, BLOCKS = 128, 6
 
 Names = dict[str, Any]
@@ -74,8 +74,8 @@ class Attention(torch.nn.Module):
         self.num_heads, self.num_kv_heads, self.use_qk_norm = HEADS, 1, True
         outputs = self.q_size + 2 * self.kv_size
         qkv = Projection(HIDDEN, outputs)
-        qkv.aclnn_input_scale_reciprocal = frozen(torch.full((HIDDEN,), 32.0).bfloat16())
-        qkv.aclnn_input_offset = frozen(torch.full((HIDDEN,), 3.0).bfloat16())
+        qkv.aclnn_input_scale_reciprocal = torch.full((HIDDEN,), 32.0).bfloat16()
+        qkv.aclnn_input_offset = torch.full((HIDDEN,), 3.0).bfloat16()
         qkv.quant_bias = frozen(torch.randint(-5000, 5000, (outputs,), dtype=torch.int32))
         qkv.deq_scale = frozen((0.5 + torch.rand(outputs)) * 2e-5)
         self.qkv_proj, self.q_norm, self.k_norm, self.rotary_emb = qkv, Norm(HEAD), Norm(HEAD), Rotary()
