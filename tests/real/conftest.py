@@ -1,7 +1,9 @@
 """Real releases in environments that can run them; each is prepared once, whatever the number of workers."""
 
 from __future__ import annotations
+import __future__
 
+import ast
 import fcntl
 import importlib.util
 import os
@@ -15,12 +17,43 @@ import pytest
 
 def load(name: str) -> ModuleType:
     """A module of the tests' folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / f"{name}.py")
+    file = Path(__file__).parent.parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[file.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def load_module() -> Callable[[str], ModuleType]:
+    return load
+
+
+Names = dict[str, object]
+
+
+@pytest.fixture(scope="session")
+def body() -> Callable[[Path, str, Names], object]:
+    """``body(file, "Class.method", names)``: one function of a file, executed with only ``names`` around it.
+
+    Decorators and annotations are left out: they need the imports, and the statements are what is tested.
+    """
+
+    def extract(file: Path, qualified: str, names: Names) -> object:
+        *owners, name = qualified.split(".")
+        scope: list[ast.AST] = [ast.parse(file.read_bytes())]
+        for owner in owners:  # anywhere: some classes stand in the arm of an `if` at module level
+            scope = [n for s in scope for n in ast.walk(s) if isinstance(n, ast.ClassDef) and n.name == owner]
+        found = [f for s in scope for f in s.body if isinstance(f, ast.FunctionDef) and f.name == name]  # type: ignore[attr-defined]
+        assert len(found) == 1, f"{file}: {len(found)} functions {qualified}"
+        found[0].decorator_list = []
+        flags = __future__.annotations.compiler_flag
+        exec(compile(ast.Module(found, []), str(file), "exec", flags), names)
+        return names[name]
+
+    return extract
 
 
 @pytest.fixture(scope="session")

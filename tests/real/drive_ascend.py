@@ -145,12 +145,12 @@ def attention(heads: int, kv_heads: int, paged: bool, strided: bool = False, met
     config.parallel_config.prefill_context_parallel_size = 1
     config.parallel_config.decode_context_parallel_size = 1
     config.model_config.dtype = BF16
-    with contextlib.ExitStack() as stack:
-        if hasattr(module, "get_current_vllm_config"):
-            stack.enter_context(mock.patch.object(module, "get_current_vllm_config", lambda: config))
-        impl = module.AscendAttentionBackendImpl(
-            heads, dim, dim**-0.5, kv_heads, None, None, "auto", None, module.AttentionType.DECODER, None
-        )
+    for name in ("vllm.config", "vllm.config.vllm"):
+        if hasattr(sys.modules.get(name), "_current_vllm_config"):
+            sys.modules[name]._current_vllm_config = config  # type: ignore[attr-defined]
+    impl = module.AscendAttentionBackendImpl(
+        heads, dim, dim**-0.5, kv_heads, None, None, "auto", None, module.AttentionType.DECODER, None
+    )
     if strided:
         both = torch.randn(8, 2, block, kv_heads, dim).to(BF16)
         cache = (both[:, 0], both[:, 1])

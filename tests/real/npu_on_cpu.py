@@ -11,11 +11,16 @@ from collections import Counter
 from typing import Any
 
 import torch
-import torch_npu
 
 CALLS: Counter[str] = Counter()
 LIBRARIES: list[torch.library.Library] = []  # a library that is collected takes its operators along
 
+FUSED_ACTIVATION = (
+    "npu_dequant_swiglu_quant(Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, "
+    "Tensor? bias=None, Tensor? quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, "
+    "bool activate_left=False, int quant_mode=0, int swiglu_mode=0, float clamp_limit=0., "
+    "float glu_alpha=1., float glu_bias=0.) -> (Tensor, Tensor)"
+)
 GATING = (
     "moe_gating_top_k(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, "
     "int norm_type, bool out_flag, float routed_scaling_factor, float eps, Tensor? bias_opt=None) "
@@ -24,13 +29,17 @@ GATING = (
 
 
 def install() -> None:
-    """Put the bodies in place. Once a process, after torch_npu is imported."""
+    """Put the bodies under torch_npu's schemas, once a process. Without it they are plain functions."""
+    import torch_npu
+
     with contextlib.suppress(RuntimeError, TypeError):
         torch_npu._npu_paged_attention()  # loads the library with the atb schemas, then refuses the call
     npu = torch.library.Library("npu", "IMPL", "CPU")
     atb = torch.library.Library("atb", "IMPL", "CPU")
     own = torch.library.Library("_C_ascend", "FRAGMENT")
     own.define(GATING)
+    own.define(FUSED_ACTIVATION)
+    own.impl("npu_dequant_swiglu_quant", dequant_swiglu_quant, "CPU")
     LIBRARIES.extend((npu, atb, own))
     atb.impl("_npu_paged_attention", paged_attention)
     atb.impl("_npu_reshape_and_cache", reshape_and_cache)
