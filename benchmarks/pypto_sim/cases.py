@@ -204,3 +204,8 @@ def to_nz(matrix: torch.Tensor) -> torch.Tensor:
     m, n = matrix.shape
     width = 32 // matrix.element_size()
     return matrix.reshape(m, n // width, width).permute(1, 0, 2).reshape(m, n).contiguous()
+
+
+def padded(tables: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Block tables with columns of -1 up to a multiple."""
+    return torch.nn.functional.pad(tables, (0, -tables.shape[1] % multiple), value=-1)

@@ -126,9 +126,9 @@ def shared_expert(
 
     def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         top = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-        q = (x * (torch.full_like(top, 127.0) / top)).round()  # 127.0 / top would round twice
-        acc = (q.double() @ weight.double()).float()
-        return acc * (top * (1.0 / 127.0)) * scale.float()
+        row_scale = top * (1.0 / 127.0)
+        acc = ((x / row_scale).round().double() @ weight.double()).float()
+        return acc * row_scale * scale.float()
 
     gate, lin = linear(hidden_states.float(), w13, w13_scale).chunk(2, -1)
     return (linear(gate / ((-gate).exp() + 1.0) * lin, w2, w2_scale).bfloat16(),)

@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ class Request:
     passes: Sequence[str] | None
     tolerance: tuple[float, float]
     timeout: float
-    path: list[str] = field(default_factory=lambda: list(sys.path))
 
 
 def simulate(

@@ -94,7 +94,6 @@ def _simulate(request: Request, folder: Path) -> Result:
     from pypto.runtime import set_verify_golden_data
 
     os.environ["TILE_FWK_OUTPUT_DIR"] = str(folder)
-    sys.path[:] = [*dict.fromkeys([*sys.path, *request.path])]
     case = request.case(**request.arguments)
     _patch(set(case.nz))
     kernel = case.kernel

@@ -16,6 +16,8 @@ from glm_pto_kernels.pypto.launch import Arguments, Launch
 BLOCK = 8  # rows; an iteration takes 4, 2 or 1 blocks
 UNROLL = (4, 2, 1)
 MIDDLE_LIVE = 4  # arrays of [rows, 2 * intermediate] that the activation keeps in UB
+SCALE_LIVE = 2  # arrays of [rows, hidden] that the row scale keeps in UB
+OUT_COLUMNS = 512  # of one vector task of the result
 WIDE = 1024  # intermediate sizes above it get more and narrower tiles
 LEAST = 1e-30  # magnitude that a row of zeros is given, so that it stays zero
 
@@ -43,20 +45,22 @@ def up_tile(rows: int, hidden: int, intermediate: int) -> CubeTile:
     Starting a task costs the scheduler about 0.2 us, one after the other, so that fewer tasks than cores win.
     """
     tasks = 24 if intermediate > WIDE else 12
-    return _tile(rows, hidden, 2 * intermediate, max(32, 2 * intermediate // tasks))
+    # With few rows short steps through L0 let the first product begin earlier.
+    l0 = chip.L0B // 8 if rows == BLOCK else chip.L0B // 2
+    return _tile(rows, hidden, 2 * intermediate, max(32, 2 * intermediate // tasks), l0)
 
 
 def down_tile(rows: int, hidden: int, intermediate: int) -> CubeTile:
     """Intermediate size to hidden: about ten tasks."""
-    return _tile(rows, intermediate, hidden, 256 if intermediate > WIDE else 512)
+    return _tile(rows, intermediate, hidden, 256 if intermediate > WIDE else 512, chip.L0B // 2)
 
 
-def _tile(rows: int, k: int, n: int, width: int) -> CubeTile:
+def _tile(rows: int, k: int, n: int, width: int, l0: int) -> CubeTile:
     m = max(rows, 32)
     columns = divisor(n, min(width, chip.L0C // (chip.ACCUMULATOR * m)), 32)
     k_l1 = divisor(k, chip.L1 // (m + columns), 32)
-    # Half of L0, as the other half is being filled meanwhile.
-    k_l0 = divisor(k_l1, chip.L0B // 2 // max(m, columns), 32)
+    # At most half of L0, as the other half is being filled meanwhile.
+    k_l0 = divisor(k_l1, l0 // max(m, columns), 32)
     return CubeTile(m, k_l0, k_l1, k_l1, columns, item=1)
 
 
@@ -66,6 +70,11 @@ def middle_rows(rows: int, intermediate: int) -> int:
     return divisor(rows, max(1, limit))
 
 
+def scale_rows(rows: int, hidden: int) -> int:
+    """Rows of one vector task of the scales: an eighth of the block while they fit."""
+    return divisor(rows, max(1, min(rows // BLOCK, chip.UB // (SCALE_LIVE * hidden * chip.ACCUMULATOR))))
+
+
 @functools.cache
 def build(hidden: int, intermediate: int) -> Any:
     """The compiled-on-first-call kernel; any number of tokens."""
@@ -73,14 +82,15 @@ def build(hidden: int, intermediate: int) -> Any:
 
     bf16, fp32, int32, int8 = pypto.DT_BF16, pypto.DT_FP32, pypto.DT_INT32, pypto.DT_INT8
 
-    def quantise(x: Any, rows: int, valid: Any) -> tuple[Any, Any]:
-        """Each row to int8 by its largest magnitude, and the factor that undoes it."""
-        top = pypto.maximum(pypto.amax(pypto.abs(x), -1, True), LEAST)
-        scale = pypto.div(pypto.full([rows, 1], 127.0, fp32, valid_shape=[valid, 1]), top)
-        q = pypto.cast(pypto.mul(x, scale), int32, pypto.CastMode.CAST_RINT)
+    def row_scale(x: Any) -> Any:
+        """The largest magnitude of each row over 127."""
+        return pypto.mul(pypto.maximum(pypto.amax(pypto.abs(x), -1, True), LEAST), 1.0 / 127.0)
+
+    def to_int8(x: Any, scale: Any) -> Any:
+        q = pypto.cast(pypto.div(x, scale), int32, pypto.CastMode.CAST_RINT)
         # There is no cast from int32 to int8; fp16 holds these numbers exactly.
         q = pypto.cast(q, pypto.DT_FP16, pypto.CastMode.CAST_ROUND)
-        return pypto.cast(q, int8, pypto.CastMode.CAST_TRUNC), pypto.mul(top, 1.0 / 127.0)
+        return pypto.cast(q, int8, pypto.CastMode.CAST_TRUNC)
 
     def dequantise(acc: Any, row_scale: Any, channel_scale: Any) -> Any:
         scaled = pypto.mul(pypto.cast(acc, fp32), row_scale)
@@ -107,10 +117,25 @@ def build(hidden: int, intermediate: int) -> Any:
             first = i * BLOCK
             valid = (tokens - first).min(rows)
 
-            # 1. One row a vector task, all rows in parallel.
+            # 1. Quantisation, a row a vector task, and the first product.
             pypto.set_vec_tile_shapes(1, hidden)
-            x = pypto.view(hidden_states, [rows, hidden], [first, 0], valid_shape=[valid, hidden])
-            q, q_scale = quantise(pypto.cast(x, fp32), rows, valid)
+            x = pypto.cast(
+                pypto.view(hidden_states, [rows, hidden], [first, 0], valid_shape=[valid, hidden]), fp32
+            )
+            q = to_int8(x, row_scale(x))
+            # The scales once more, in tasks of their own: the scheduler resolves the successors of a task one
+            # by one, so that the first product starts sooner when the tasks above have no other.
+            group = scale_rows(rows, hidden)
+            pypto.set_vec_tile_shapes(group, hidden)
+            q_scale = pypto.tensor([rows, 1], fp32, "q_scale")
+            for g in range(rows // group):
+                pypto.set_pass_options(sg_set_scope=1 + g)
+                at = first + g * group
+                live = (tokens - at).max(0).min(group)
+                again = pypto.view(hidden_states, [group, hidden], [at, 0], valid_shape=[live, hidden])
+                q_scale[g * group : (g + 1) * group, 0:] = row_scale(pypto.cast(again, fp32))
+                pypto.set_pass_options(sg_set_scope=-1)
+            q_scale = pypto.view(q_scale, [rows, 1], [0, 0], valid_shape=[valid, 1])
             pypto.set_cube_tile_shapes(*up_tile(rows, hidden, intermediate).shapes())
             up = pypto.matmul(q, w13, int32)
 
@@ -122,12 +147,14 @@ def build(hidden: int, intermediate: int) -> Any:
             gate = pypto.view(act, [rows, intermediate], [0, 0], valid_shape=[valid, intermediate])
             lin = pypto.view(act, [rows, intermediate], [0, intermediate], valid_shape=[valid, intermediate])
             sigmoid = pypto.add(pypto.exp(pypto.mul(gate, -1.0)), 1.0)
-            q2, q2_scale = quantise(pypto.mul(pypto.div(gate, sigmoid), lin), rows, valid)
+            gated = pypto.mul(pypto.div(gate, sigmoid), lin)
+            q2_scale = row_scale(gated)
+            q2 = to_int8(gated, q2_scale)
 
             # 3. Back to the hidden size.
             pypto.set_cube_tile_shapes(*down_tile(rows, hidden, intermediate).shapes())
             down = pypto.matmul(q2, w2, int32)
-            pypto.set_vec_tile_shapes(rows, 1024 if rows == BLOCK else 512)
+            pypto.set_vec_tile_shapes(rows, OUT_COLUMNS)
             pypto.assemble(pypto.cast(dequantise(down, q2_scale, w2_scale), bf16), [first, 0], ffn_res)
 
     return ffn_shared_expert_quant
