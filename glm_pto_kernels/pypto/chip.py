@@ -5,7 +5,6 @@ for L1 without a word, only to run many times slower. So every tile is checked h
 Sizes: pypto 0.2.0, ``lib/configs/A2A3.ini``, section AICoreSpec (Ascend 910B1).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 KIB = 1024
@@ -39,30 +38,26 @@ class CubeTile:
         return (self.m * self.k_left + self.n * self.k_right) * self.item
 
     def refusal(self) -> str | None:
-        """Why this tile cannot run, or None."""
-        return next(self._problems(), None)
-
-    def _problems(self) -> Iterator[str]:
+        """Why this tile cannot run, or None. Plain statements, so that torch.compile can trace it."""
         if not min(self.k_l0, self.k_left, self.k_right, self.n):
-            yield f"no tile of a product with M {self.m} and N {self.n} fits L0 and L1"
-            return
-        for name, rows, size in (("L0A", self.m, L0A), ("L0B", self.n, L0B)):
-            used = rows * self.k_l0 * self.item
-            if used > size:
-                yield f"{name} holds {size} bytes, a tile of {rows} x {self.k_l0} needs {used}"
-        used = self.m * self.n * ACCUMULATOR
-        if used > L0C:
-            yield f"L0C holds {L0C} bytes, a tile of {self.m} x {self.n} needs {used}"
+            return f"no tile of a product with M {self.m} and N {self.n} fits L0 and L1"
+        if max(self.m, self.n) * self.k_l0 * self.item > L0A:
+            return f"L0 holds {L0A} bytes an operand, tiles of {self.m} and {self.n} x {self.k_l0} need more"
+        if self.m * self.n * ACCUMULATOR > L0C:
+            return (
+                f"L0C holds {L0C} bytes, a tile of {self.m} x {self.n} needs {self.m * self.n * ACCUMULATOR}"
+            )
         if self.l1_bytes() > L1:
-            yield (
+            return (
                 f"L1 holds {L1} bytes, tiles of {self.m} x {self.k_left} and {self.n} x {self.k_right} "
                 f"need {self.l1_bytes()}"
             )
-        small, large = sorted((self.k_left, self.k_right))
+        small, large = min(self.k_left, self.k_right), max(self.k_left, self.k_right)
         if small % self.k_l0 or large % small:
-            yield f"the K tiles {self.k_l0}, {small}, {large} do not divide one another"
+            return f"the K tiles {self.k_l0}, {small}, {large} do not divide one another"
         if self.k_l0 * self.item % BLOCK or self.n % FRACTAL:
-            yield f"a tile of K {self.k_l0} and N {self.n} is not made of whole {BLOCK}-byte blocks"
+            return f"a tile of K {self.k_l0} and N {self.n} is not made of whole {BLOCK}-byte blocks"
+        return None
 
 
 def vector_refusal(rows: int, columns: int, live: int, item: int = 4) -> str | None:

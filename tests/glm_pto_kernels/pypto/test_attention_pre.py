@@ -34,7 +34,7 @@ def test_is_exact(sizes):
 
 
 @pytest.mark.pypto_thorough
-@pytest.mark.parametrize("tokens", [1, 8, 13, 32, 33, 65])
+@pytest.mark.parametrize("tokens", [1, 32, 45])
 @pytest.mark.parametrize("sizes", [{}, {"heads": 6}, AIR], ids=["tp8", "tp16", "air"])
 def test_every_pass_agrees(tokens, sizes):
     assert compare(ALL_PASSES, tokens=tokens, **sizes).passes

@@ -36,7 +36,7 @@ def test_matches_torch(sizes):
 
 @pytest.mark.pypto_thorough
 @pytest.mark.parametrize("model", [GLM, AIR], ids=["glm", "air"])
-@pytest.mark.parametrize("tokens", [1, 8, 13, 16, 17, 32, 33, 48, 64, 100, 128, 203])
+@pytest.mark.parametrize("tokens", [1, 13, 32, 33, 64, 203])
 def test_every_pass_agrees(tokens, model):
     assert compare(ALL_PASSES, tokens=tokens, **model).passes
 

@@ -52,13 +52,12 @@ def test_matches_torch(sizes):
     [(1,), (128,), (1024,) * 8, (1024, 1023, 1025), (1000, 37, 1300, 128, 3271), (700,) * 26],
     ids=str,
 )
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 1), (12, 1)])
-def test_every_pass_agrees(lengths, heads, kv_heads):
-    assert compare(ALL_PASSES, lengths=lengths, heads=heads, kv_heads=kv_heads).passes
+def test_every_pass_agrees(lengths):
+    assert compare(ALL_PASSES, lengths=lengths).passes
 
 
 @pytest.mark.pypto_thorough
-@pytest.mark.parametrize(("heads", "kv_heads"), [(24, 2), (48, 4), (96, 8), (16, 1), (24, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 1), (24, 2), (48, 4), (96, 8), (24, 1)])
 def test_every_pass_agrees_on_many_heads(heads, kv_heads):
     compare(ALL_PASSES, lengths=(300, 1200), heads=heads, kv_heads=kv_heads)
 

@@ -55,7 +55,7 @@ def test_ties_give_distinct_experts_of_equal_score():
 @pytest.mark.pypto_thorough
 @pytest.mark.parametrize("groups", [{}, GROUPS, {"num_expert_group": 4, "topk_group": 2}])
 @pytest.mark.parametrize("experts", [128, 160, 256])
-@pytest.mark.parametrize("tokens", [1, 8, 13, 32, 37])
+@pytest.mark.parametrize("tokens", [1, 45])
 def test_every_pass_agrees(tokens, experts, groups):
     assert compare(ALL_PASSES, tokens=tokens, experts=experts, **groups).passes
 
@@ -63,7 +63,7 @@ def test_every_pass_agrees(tokens, experts, groups):
 @pytest.mark.pypto_thorough
 @pytest.mark.parametrize("bias_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("renormalize", [True, False])
-@pytest.mark.parametrize("top_k", [1, 4, 6, 8])
+@pytest.mark.parametrize("top_k", [1, 6, 8])
 def test_every_option(top_k, renormalize, bias_dtype):
     compare(ALL_PASSES, tokens=21, top_k=top_k, renormalize=renormalize, bias_dtype=bias_dtype)
 

@@ -34,14 +34,14 @@ def test_matches_torch(sizes):
 
 
 @pytest.mark.pypto_thorough
-@pytest.mark.parametrize("tokens", [1, 8, 13, 32, 33, 64])
+@pytest.mark.parametrize("tokens", [1, 32, 45])
 @pytest.mark.parametrize("intermediate", [96, 192, 384, 768, 1536])
 def test_every_pass_agrees(tokens, intermediate):
     assert compare(ALL_PASSES, tokens=tokens, intermediate=intermediate)[0].passes
 
 
 @pytest.mark.pypto_thorough
-@pytest.mark.parametrize("tokens", [8, 33])
+@pytest.mark.parametrize("tokens", [13])
 @pytest.mark.parametrize("intermediate", [352, 704, 1408])
 def test_every_pass_agrees_on_air(tokens, intermediate):
     compare(ALL_PASSES, tokens=tokens, hidden=4096, intermediate=intermediate)
