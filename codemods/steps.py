@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +19,19 @@ class Step:
     entry: journal.Entry
     after: bytes | None
     look: disk.Look
-    found: os.stat_result | None = None
     change: FileChange | None = None
 
-    def disturbed(self, now: os.stat_result | None) -> bool:
-        """Did somebody else write the file since it was looked at?"""
-        if self.entry.loose or self.spot.ours:
+    def disturbed(self, folder: int) -> bool:
+        """Did somebody write the file since it was looked at? Told by its bytes: overlays change inodes."""
+        if self.change is None:
             return False
-        return now is not None if self.found is None else not disk.same(self.found, now)
+        before, name = self.change.before, self.spot.name
+        try:
+            return disk.read(folder, name, len(before or b"") + 1)[0] != before
+        except FileNotFoundError:
+            return before is not None
+        except disk.NotRegular:
+            return True
 
 
 def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[Step], list[str]]:
@@ -57,7 +61,7 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
         raise Refusal(*problems, *twice)
     if problems:
         raise kind(*problems)
-    held = [step.spot.parent for step in steps if step.found is not None]
+    held = [step.spot.parent for step in steps if step.entry.before is not None]
     notes = [*target.open_to_all(folders, held), *_foreign_bytecode(compiled)]
     return [*steps, *(_compiled(item) for item in compiled)], notes
 
@@ -67,7 +71,7 @@ def _look(folders: disk.Folders, change: FileChange, moment: int) -> Step:
     spot = target.locate(folders, change.path)
     if change.before is None:
         _check_free(folders, spot)
-        look, found = disk.Look(mtime_ns=moment), None
+        look = disk.Look(mtime_ns=moment)
     else:
         try:
             folder = folders.open(spot.parent)
@@ -82,7 +86,7 @@ def _look(folders: disk.Folders, change: FileChange, moment: int) -> Step:
         if problem:
             raise Refusal(problem)
         look = disk.Look(look.mode, look.owner, look.xattrs, moment)
-    return Step(spot, _entry(spot, change.before, change.after), change.after, look, found, change)
+    return Step(spot, _entry(spot, change.before, change.after), change.after, look, change)
 
 
 def _check_free(folders: disk.Folders, spot: target.Spot) -> None:

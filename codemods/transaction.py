@@ -155,7 +155,7 @@ def _swap(folders: disk.Folders, work: journal.Journal, todo: list[steps.Step]) 
     for index, step in enumerate(todo):
         folder, name = folders.open(step.spot.parent), step.spot.name
         new, old = work.staged(index)
-        if step.disturbed(disk.find(folder, name)):
+        if step.disturbed(folder):
             raise Changed(f"{step.spot.real}: changed while it was being replaced; run the command again")
         source, aim = (name, old) if step.after is None else (new, name)
         os.rename(source, aim, src_dir_fd=folder, dst_dir_fd=folder)

@@ -161,7 +161,7 @@ def test_hazard_10_killed_during_recovery(place: Path, run: Callable[[Path], Non
     bench = Bench(place, run)
     bench.reset()
     total = faults.count(bench.run)
-    check_recovery(bench, range(total // 8, total, total // 6))
+    check_recovery(bench, range(total // 4, total, total // 4))
 
 
 @pytest.mark.crash
