@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -215,8 +214,3 @@ def _output(python: Path, code: str, *arguments: str) -> str:
         raise UsageError(f"--python {python}: is not a Python that can be asked ({said})") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"--python {python}: cannot be run ({error})") from None
-
-
-def running_python() -> str:
-    """The Python that runs this tool, as people would name it on a command line."""
-    return sys.executable or "python3"

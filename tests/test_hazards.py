@@ -241,7 +241,7 @@ def test_hazard_08_read_only_is_a_plain_error_before_the_first_write(tmp_path: P
 
 
 def test_hazard_09_a_linked_file_is_edited_and_the_link_kept(tmp_path: Path) -> None:
-    root = tmp_path / "site-packages"
+    root = tmp_path / "installed"
     real = plant(root).rename(tmp_path / "real.py")
     (root / FILE).symlink_to(real)
     planted.apply(root)
@@ -252,7 +252,7 @@ def test_hazard_09_a_linked_file_is_edited_and_the_link_kept(tmp_path: Path) -> 
 
 
 def test_hazard_09_a_linked_package_is_edited_where_it_is(tmp_path: Path) -> None:
-    root = tmp_path / "site-packages"
+    root = tmp_path / "installed"
     plant(root)
     real = (root / "vllm").rename(tmp_path / "checkout")
     (root / "vllm").symlink_to(real)
@@ -261,7 +261,7 @@ def test_hazard_09_a_linked_package_is_edited_where_it_is(tmp_path: Path) -> Non
 
 
 def test_hazard_09_a_link_into_a_package_cache_is_refused(tmp_path: Path) -> None:
-    root, cache = tmp_path / "site-packages", tmp_path / "cache"
+    root, cache = tmp_path / "installed", tmp_path / "cache"
     cache.mkdir()
     (cache / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
     stored = plant(root).rename(cache / "glm4_moe.py")
@@ -271,7 +271,7 @@ def test_hazard_09_a_link_into_a_package_cache_is_refused(tmp_path: Path) -> Non
 
 
 def test_hazard_09_a_hard_link_is_broken_and_the_other_name_unchanged(tmp_path: Path) -> None:
-    root = tmp_path / "site-packages"
+    root = tmp_path / "installed"
     other = tmp_path / "cache.py"
     other.hardlink_to(plant(root))
     before = other.stat()

@@ -120,6 +120,14 @@ def test_a_damaged_receipt_is_told_and_nothing_changes(run, tree: Path) -> None:
     assert "reverted=5" in run("revert", tree, "--force").stdout
 
 
+def test_the_layer_of_the_tools_own_environment_does_not_count_for_another(run, tree: Path) -> None:
+    other = tree.rename(tree.parent / "site-packages")
+    answer = run("apply", other)
+    assert (answer.returncode, "no glm_pto_kernels would be found" in answer.stderr) == (3, True)
+    assert run("apply", other, "--install-kernels").returncode == 0
+    assert run("verify", other).returncode == 0
+
+
 def test_a_module_in_place_of_the_layer_is_named_itself(run, tree: Path) -> None:
     (tree / "glm_pto_kernels.py").write_text("USE_PTO_GATE = True\n")
     answer = run("apply", tree)
