@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto.codemods import operations, origin
+from glm_pto.codemods import kernels, operations, origin
 from glm_pto.codemods.findings import Options, Refusal, UsageError
 from tests.codemods import planted
 from tests.codemods.planted import FILE, MARK, MODEL, refused, round_trip
@@ -95,6 +95,12 @@ def prints(folder: Path) -> Print:
         found[path.relative_to(folder).as_posix()] = (info.st_mode, info.st_mtime_ns, digest)
     assert found, f"nothing in {folder}"
     return found
+
+
+@pytest.fixture(autouse=True)
+def layer_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environments made here hold no operator layer: let the one of the tests count for them."""
+    monkeypatch.setattr(kernels, "_path_with", lambda root: sys.path)
 
 
 @pytest.fixture
