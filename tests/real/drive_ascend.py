@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import npu_on_cpu
 
 BF16 = torch.bfloat16
-KERNELS = ("select_experts", "paged_attention", "ffn_share_expert_quant")
+KERNELS = ("attention_pre", "select_experts", "paged_attention", "ffn_share_expert_quant")
 
 
 def present(name: str) -> Any:
@@ -198,26 +198,50 @@ def two_layers() -> str:
 
 
 class Projection(torch.nn.Module):
-    """A column- or row-parallel linear layer with the release's own dynamic W8A8 method."""
+    """A linear layer made, filled and prepared after loading by the release's own quantisation method."""
 
-    def __init__(self, method: Any, columns: int, rows: int) -> None:
+    def __init__(self, method: Any, inputs: int, outputs: int, seed: int) -> None:
         super().__init__()
-        weight = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.weight_scale = torch.nn.Parameter((torch.rand(columns) + 0.5) / 1e3, requires_grad=False)
-        self.weight_scale_fp32 = self.weight_scale.data
-        self.reduce_results, self.method, self.quant_method = False, method, None
+        source = torch.Generator().manual_seed(seed)
+        parameters = dict(method.get_weight(inputs, outputs, BF16))
+        for more in ("get_pertensor_param", "get_perchannel_param"):
+            if hasattr(method, more):
+                size = () if "tensor" in more else (outputs,)
+                parameters |= getattr(method, more)(*size, BF16)
+        for name, tensor in parameters.items():
+            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+            tensor.zero_()
+        self.weight.data.random_(-127, 128, generator=source)
+        self.weight_scale.data.uniform_(5e-4, 15e-4, generator=source)
+        if hasattr(self, "deq_scale"):
+            self.input_scale.data.fill_(0.05)
+            self.input_offset.data.fill_(3)
+            self.quant_bias.data.random_(-500, 500, generator=source)
+            self.deq_scale.data.uniform_(1e-5, 4e-5, generator=source)
+        self.method, self.quant_method, self.reduce_results = method, None, False
+        self.params_dtype, self.prefix = BF16, "model.layers.0.proj"
+        method.process_weights_after_loading(self)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.method.apply(self, x), None
 
 
-def w8a8_method() -> Any:
-    for name in ("w8a8_dynamic", "methods.w8a8_dynamic", "methods.w8a8.w8a8_dynamic"):
-        module = present(f"vllm_ascend.quantization.{name}")
-        if module is not None:
-            return object.__new__(module.AscendW8A8DynamicLinearMethod)
-    raise LookupError("no dynamic W8A8 method in this release")
+def quantisation(kind: str) -> Any:
+    """The release's linear method for W8A8, ``kind`` "dynamic" or "static"."""
+    for folder in ("", "methods.", "methods.w8a8."):
+        for name, owner in (
+            ("w8a8_dynamic", "AscendW8A8DynamicLinearMethod"),
+            ("w8a8_static", "AscendW8A8LinearMethod"),
+            ("w8a8", "AscendW8A8LinearMethod"),
+        ):
+            if ("dynamic" in name) != (kind == "dynamic"):
+                continue
+            cls = getattr(present(f"vllm_ascend.quantization.{folder}{name}"), owner, None)
+            if cls is not None:
+                method = object.__new__(cls)
+                method.transpose_weight, method.quant_method = True, "ascend"  # what some __init__ set
+                return method
+    raise LookupError(f"no {kind} W8A8 method in this release")
 
 
 class SiluAndMul(torch.nn.Module):
@@ -231,9 +255,9 @@ def shared_mlp() -> Any:
     torch.manual_seed(0)
     mlp = object.__new__(glm.Glm4MoeMLP)
     torch.nn.Module.__init__(mlp)
-    method = w8a8_method()
-    mlp.gate_up_proj = Projection(method, 384, 5120)
-    mlp.down_proj = Projection(method, 5120, 192)
+    method = quantisation("dynamic")
+    mlp.gate_up_proj = Projection(method, 5120, 384, seed=1)
+    mlp.down_proj = Projection(method, 192, 5120, seed=2)
     mlp.act_fn = SiluAndMul()
     return mlp
 
@@ -329,6 +353,86 @@ def load_check(guide: bool) -> str | None:
     return "passed"
 
 
+# --- the decoder layer ----------------------------------------------------------------------------------
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__()
+        weight = 1 + 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+        self.weight = torch.nn.Parameter(weight.to(BF16), requires_grad=False)
+        self.variance_epsilon = 1e-5
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        total = x.float() if residual is None else x.float() + residual.float()
+        normed = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * self.weight.float()
+        return normed.to(BF16) if residual is None else (normed.to(BF16), total.to(BF16))
+
+
+class Rotary(torch.nn.Module):
+    """The first half of each head of 128 turns, by halves."""
+
+    is_neox_style = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.arange(300).unsqueeze(-1) / 1e4 ** (torch.arange(32) / 32)
+        self.register_buffer("cos_sin_cache", torch.cat((angles.cos(), angles.sin()), -1).to(BF16))
+
+    def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> Any:
+        cos, sin = self.cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
+        return tuple(self.turn(x, cos, sin) for x in (q, k))
+
+    def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        a, b, rest = x.float().view(len(x), -1, 128).split((32, 32, 64), -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).flatten(1).to(BF16)
+
+
+def plain_module(cls: Any, **attributes: Any) -> Any:
+    """An object of a release's class without its __init__, which would want a whole engine."""
+    made = object.__new__(cls)
+    torch.nn.Module.__init__(made)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def decoder_layer(rows: int, first: bool) -> Any:
+    """The release's Glm4MoeDecoderLayer and Glm4MoeAttention, one rank of eight, with static W8A8 weights."""
+    glm = importlib.import_module("vllm.model_executor.models.glm4_moe")
+    ops = present("vllm_ascend.ops.register_custom_ops")
+    if hasattr(ops, "_quantize_impl") and not npu_on_cpu.QUANTIZE:
+        npu_on_cpu.QUANTIZE.append(torch.library.Library("vllm", "IMPL", "CPU"))
+        npu_on_cpu.QUANTIZE[0].impl("quantize", ops._quantize_impl)
+    source = torch.Generator().manual_seed(rows)
+    hidden, residual = (torch.randn(rows, 5120, generator=source).to(BF16) for _ in range(2))
+    seen: list[Any] = []
+    attention = plain_module(
+        glm.Glm4MoeAttention,
+        qkv_proj=Projection(quantisation("static"), 5120, 1792, seed=3),
+        q_norm=Norm(128, 4),
+        k_norm=Norm(128, 5),
+        rotary_emb=Rotary(),
+        attn=lambda q, k, v: seen.append((q, k, v)) or q,
+        o_proj=lambda x: (x.repeat(1, 4)[:, :5120], None),
+        q_size=1536,
+        kv_size=128,
+        head_dim=128,
+        num_heads=12,
+        num_kv_heads=1,
+        use_qk_norm=True,
+    )
+    layer = plain_module(
+        glm.Glm4MoeDecoderLayer,
+        input_layernorm=Norm(5120, 6),
+        self_attn=attention,
+        post_attention_layernorm=Norm(5120, 7),
+        mlp=lambda x: x,
+    )
+    out = layer(torch.arange(rows), hidden, None if first else residual)
+    return (*out, *seen[0])
+
+
 # --- the run --------------------------------------------------------------------------------------------
 
 
@@ -362,6 +466,8 @@ def scenarios() -> dict[str, Any]:
     found["paged_attention/strided"] = lambda: attention(12, 1, False, strided=True)[0]
     for rows in (1, 33):
         found[f"shared_expert/{rows}"] = lambda r=rows: shared_expert(r)
+    for name, rows, first in (("first", 2, True), ("later", 2, False), ("later", 33, False)):
+        found[f"attention_pre/{name}/{rows}"] = lambda r=rows, f=first: decoder_layer(r, f)
     found["load_check"] = lambda: load_check(False)
     return found
 
@@ -372,6 +478,9 @@ def main(out: str) -> None:
     watch = Watch(kernels)
     forward_context = importlib.import_module("vllm.forward_context")
     forward_context._forward_context = context()
+    utils = importlib.import_module("vllm_ascend.utils")
+    if hasattr(utils, "_ENABLE_NZ"):
+        utils._ENABLE_NZ = True  # 0.11 works it out from the engine's configuration
     torch.npu.current_stream = lambda *a, **k: Stream()  # type: ignore[attr-defined]
     report: dict[str, Any] = {}
     for on in (False, True) if kernels else (False,):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 CALLS: Counter[str] = Counter()
+QUANTIZE: list[torch.library.Library] = []  # vllm-ascend's own wrapper of npu_quantize, once it is imported
 LIBRARIES: list[torch.library.Library] = []  # a library that is collected takes its operators along
 
 FUSED_ACTIVATION = (
@@ -51,6 +52,8 @@ def install() -> None:
     npu.impl("npu_quant_matmul", quant_matmul)
     npu.impl("npu_dequant_swiglu_quant", dequant_swiglu_quant)
     npu.impl("npu_swiglu", swiglu)
+    npu.impl("npu_quantize", quantize)
+    npu.impl("npu_format_cast", lambda input, *a, **k: input.clone())
     own.impl("moe_gating_top_k", moe_gating_top_k, "CPU")
 
 
@@ -272,3 +275,18 @@ def swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     CALLS["swiglu"] += 1
     gate, up = input.chunk(2, dim)
     return (torch.nn.functional.silu(gate.float()) * up.float()).to(input.dtype)
+
+
+def quantize(
+    input: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    dtype: Any,
+    axis: int = 1,
+    div_mode: bool = True,
+) -> torch.Tensor:
+    """int8 steps of static quantisation; ``scales`` are reciprocals where ``div_mode`` is false."""
+    CALLS["quantize"] += 1
+    steps = input.float() / scales.float() if div_mode else input.float() * scales.float()
+    offset = 0 if zero_points is None else zero_points.float()
+    return (steps + offset).round().clamp(-128, 127).to(torch.int8)

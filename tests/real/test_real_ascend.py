@@ -183,6 +183,22 @@ def test_strided_caches_agree(reports: Any) -> None:
     assert patched["sizes"]["pypto", "strided"] is None
 
 
+@pytest.mark.parametrize(("which", "rows"), [("first", 2), ("later", 2), ("later", 33)])
+def test_attention_pre_takes_the_releases_own_quantised_layer(reports: Any, which: str, rows: int) -> None:
+    """Faults 2, 3 and 4: positions are handed over, what comes back fits, and a residual of None is taken."""
+    original, patched = reports
+    scenario = f"attention_pre/{which}/{rows}"
+    call = only(patched, f"{scenario}/on")
+    assert (call["layer"], call["attention"]) == ("Glm4MoeDecoderLayer", "Glm4MoeAttention")
+    assert call["positions"].tolist() == list(range(rows))
+    assert (call["residual"] is None) is (which == "first")
+    assert patched[f"{scenario}/on"]["native"] == {}
+    assert original[f"{scenario}/off"]["native"] == {"quantize": 1, "quant_matmul": 1}
+    pairs = zip(patched[f"{scenario}/on"]["result"], original[f"{scenario}/off"]["result"], strict=True)
+    for ours, native in pairs:  # hidden states, residual, q, k, v
+        close(ours, native, 2.0**-5)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_fault_11_shared_expert_is_reached(reports: Any, rows: int) -> None:
     """The guide edits Glm4MoeMLP.forward, which vllm-ascend does not call on this path from 0.13.0rc2 on."""
