@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 
 BACKENDS = ("auto", "triton", "torch", "wallx_csrc")
 VARIABLE = "GLM_PTO_WALLX_BACKEND"
@@ -109,9 +110,9 @@ def direct(*tensors: Tensor | None) -> bool:
     A registered operator costs about 8 us of host time more. It is needed for autograd, tracing and tensor
     subclasses only.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return False
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and (type(tensor) not in PLAIN or tensor.requires_grad):
                 return False

@@ -92,7 +92,7 @@ def check_indices(name: str, x: Tensor, indices: Tensor) -> None:
         raise TypeError(f"{name}: indices must be int32 or int64, found {indices.dtype}")
     if not x.dtype.is_floating_point:
         raise TypeError(f"{name}: input must be floating, found {x.dtype}")
-    if x.device != indices.device:
+    if x.get_device() != indices.get_device():
         raise ValueError(f"{name}: input is on {x.device}, indices on {indices.device}; move one of them")
     if indices.numel() > MAX_SLOTS:
         raise ValueError(f"{name}: T*K = {indices.numel()} does not fit the int32 row map")
@@ -107,7 +107,7 @@ def check_map(name: str, x: Tensor, row_id_map: Tensor, tokens: int, top_k: int)
         raise ValueError(
             f"{name}: row_id_map must be [K*T] = [{top_k}*{tokens}], found {list(row_id_map.shape)}"
         )
-    if x.device != row_id_map.device:
+    if x.get_device() != row_id_map.get_device():
         raise ValueError(
             f"{name}: input is on {x.device}, row_id_map on {row_id_map.device}; move one of them"
         )
