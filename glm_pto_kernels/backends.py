@@ -1,12 +1,4 @@
-"""Who computes an operator: ``pypto``, ``upstream``, ``custom``, ``torch``, or nobody (native code stays).
-
-``GLM_PTO_BACKEND`` is a default and exceptions, for example ``auto`` or ``pypto,gate=torch``. ``auto``
-takes a registered function, else our PyPTO kernel where it can run, else leaves native code alone. Any
-other choice is
-explicit: it never falls back, and if it cannot run the operator raises with the reason. ``GLM_PTO_DISABLE``
-names operators that stay native (or ``all``). ``GLM_PTO_KERNEL_GATE=package.module:function`` brings one's
-own kernel. All of it is read once, when the package is imported.
-"""
+"""The operators, and the kernel of each: found and announced at its first call, counted, checked if asked."""
 
 from __future__ import annotations
 
@@ -14,17 +6,14 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from glm_pto_kernels import cache_key, check, hardware, notice, switches
+from glm_pto_kernels.choices import KERNEL, NAMES, Choice, canonical, decide
 
 Kernel = Callable[..., Any]
-NAMES = tuple(switches.SWITCHES.values())
-FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
-BACKENDS = ("auto", "pypto", "upstream", "custom", "torch")
-KERNEL = "GLM_PTO_KERNEL_"
 
 
 class BackendError(RuntimeError):
@@ -47,26 +36,10 @@ class Operator:
     compare: Callable[..., tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The decision for one operator.
-
-    ``native``: why native code stays, else None. ``off_cpu``: tensors on the CPU stay native (``auto``).
-    ``caches``: the layout that paged attention needs, "any", "blocks" (dense inside a block) or "dense".
-    ``sizes``: the limits of the kernel, as a refusal of keyword integers.
-    """
-
-    backend: str
-    native: str | None = None
-    off_cpu: bool = False
-    caches: str = "any"
-    sizes: Callable[..., str | None] | None = None
-
-
 CHECK = check.mode()
 OPERATORS: dict[str, Operator] = {}
 CHOICES: dict[str, Choice] = {}
-CUSTOM: dict[str, Kernel | str] = {}
+CUSTOM: dict[str, Kernel] = {}
 CALLS: dict[str, int] = dict.fromkeys(NAMES, 0)
 _KERNELS: dict[str, Kernel] = {}
 #: Called in every traced condition, so that compile caches see what was decided.
@@ -80,75 +53,6 @@ def declare(operator: Operator) -> Operator:
     return operator
 
 
-def decide(name: str, environment: Mapping[str, str]) -> Choice:
-    """The backend of an operator under an environment. Raises ValueError for words that it does not know."""
-    if name in _disabled(environment):
-        return Choice("native", native="switched off by GLM_PTO_DISABLE")
-    for variable in environment:
-        if variable.startswith(KERNEL) and variable.removeprefix(KERNEL).lower() not in NAMES:
-            raise ValueError(f"{variable} names no operator; there is {', '.join(NAMES)}")
-    dotted = environment.get(KERNEL + name.upper())
-    if dotted:
-        CUSTOM[name] = dotted
-    backend = _backend_of(name, environment)
-    if name in CUSTOM and backend in ("auto", "custom"):
-        return Choice("custom")
-    if backend == "custom":
-        return Choice("native", native=f"GLM_PTO_BACKEND is custom and no function is registered for {name}")
-    if backend == "torch":
-        return Choice("torch")
-    if backend == "auto":
-        reason = hardware.npu_refusal()
-        if reason is not None:
-            return Choice("native", native=reason)
-        return Choice("pypto", off_cpu=True, caches="blocks", sizes=_sizes("pypto", name))
-    return Choice(backend, caches="dense" if backend == "upstream" else "blocks", sizes=_sizes(backend, name))
-
-
-def _backend_of(name: str, environment: Mapping[str, str]) -> str:
-    chosen = "auto"
-    for word in (environment.get("GLM_PTO_BACKEND") or "auto").split(","):
-        operator, equals, backend = word.strip().rpartition("=")
-        if backend not in BACKENDS or (equals and _canonical(operator) not in NAMES):
-            raise ValueError(
-                f"GLM_PTO_BACKEND: {word.strip()!r} is neither one of {', '.join(BACKENDS)} nor "
-                f"OPERATOR=BACKEND with an operator of {', '.join(NAMES)}"
-            )
-        if not equals or _canonical(operator) == name:
-            chosen = backend
-    return chosen
-
-
-def _disabled(environment: Mapping[str, str]) -> set[str]:
-    words = {
-        _canonical(word.strip()) for word in environment.get("GLM_PTO_DISABLE", "").split(",") if word.strip()
-    }
-    unknown = words - {*NAMES, "all"}
-    if unknown:
-        raise ValueError(
-            f"GLM_PTO_DISABLE: {', '.join(sorted(unknown))} is no operator; there is {', '.join(NAMES)}, all"
-        )
-    return set(NAMES) if "all" in words else words
-
-
-def _canonical(word: str) -> str:
-    return FUNCTIONS.get(word, word)
-
-
-def _sizes(backend: str, name: str) -> Callable[..., str | None] | None:
-    if backend == "upstream":
-        from glm_pto_kernels import upstream
-
-        return upstream.SIZES[name]
-    try:
-        module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("glm_pto_kernels.pypto"):
-            raise
-        return None
-    return module.refusal  # type: ignore[no-any-return]
-
-
 def register(operator: str, function: Kernel) -> None:
     """Bring your own kernel for one operator.
 
@@ -160,14 +64,14 @@ def register(operator: str, function: Kernel) -> None:
     Raises:
         ValueError: unknown operator. TypeError: the function does not take these parameters.
     """
-    name = _canonical(operator)
+    name = canonical(operator)
     if name not in OPERATORS:
         raise ValueError(f"unknown operator {operator!r}; there is {', '.join(OPERATORS)}")
     _fits(OPERATORS[name], function)
     switches.warn_if_late(f"register({operator!r}, ...)")
     CUSTOM[name] = function
     _KERNELS.pop(name, None)
-    CHOICES[name] = decide(name, os.environ)
+    CHOICES[name] = decide(name, os.environ, registered=True)
     tell()
 
 
@@ -213,7 +117,9 @@ def load(name: str) -> Kernel:
     if choice.backend == "custom":
         return _custom(operator)
     if choice.native is not None:
-        raise BackendError(f"{name}: called although native code stays here: {choice.native}")
+        raise BackendError(
+            f"{name}: called without asking its condition, where nothing can compute it: {choice.native}"
+        )
     reason = hardware.npu_refusal()
     if reason is not None:
         raise BackendError(f"{name}: GLM_PTO_BACKEND={choice.backend} cannot run here: {reason}")
@@ -239,14 +145,14 @@ def _pypto(operator: Operator) -> Kernel:
 
 
 def _custom(operator: Operator) -> Kernel:
-    kernel = CUSTOM[operator.name]
-    if not isinstance(kernel, str):
-        return kernel
-    module, _, function = kernel.replace(":", ".").rpartition(".")
+    dotted = CHOICES[operator.name].dotted
+    if operator.name in CUSTOM or dotted is None:
+        return CUSTOM[operator.name]
+    module, _, function = dotted.replace(":", ".").rpartition(".")
     try:
         loaded = getattr(importlib.import_module(module), function)
     except Exception as error:
-        raise BackendError(f"GLM_PTO_KERNEL_{operator.name.upper()}={kernel}: {error!r}") from error
+        raise BackendError(f"{KERNEL}{operator.name.upper()}={dotted}: {error!r}") from error
     _fits(operator, loaded)
     return loaded  # type: ignore[no-any-return]
 

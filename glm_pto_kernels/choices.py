@@ -1,0 +1,110 @@
+"""Which backend serves an operator, decided from the environment and the facts of the process.
+
+``GLM_PTO_BACKEND`` is a default and exceptions, for example ``auto`` or ``pypto,gate=torch``. ``auto`` takes
+a registered function, else our PyPTO kernel where it can run, else leaves native code alone. Any other
+choice is explicit: it never falls back, and if it cannot run the operator raises with the reason.
+``GLM_PTO_DISABLE`` names operators that stay native (or ``all``). One's own kernel comes by
+``GLM_PTO_KERNEL_GATE=package.module:function``. All is read once, when the package is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from glm_pto_kernels import hardware, switches
+
+NAMES = tuple(switches.SWITCHES.values())
+FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
+BACKENDS = ("auto", "pypto", "upstream", "custom", "torch")
+KERNEL = "GLM_PTO_KERNEL_"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The decision for one operator.
+
+    ``native``: why native code stays, else None. ``off_cpu``: tensors on the CPU stay native (``auto``).
+    ``caches``: the layout that paged attention needs, "any", "blocks" (dense inside a block) or "dense".
+    ``sizes``: the limits of the kernel, as a refusal of keyword integers. ``dotted``: a custom kernel's name.
+    """
+
+    backend: str
+    native: str | None = None
+    off_cpu: bool = False
+    caches: str = "any"
+    sizes: Callable[..., str | None] | None = None
+    dotted: str | None = None
+
+
+def decide(name: str, environment: Mapping[str, str], registered: bool = False) -> Choice:
+    """The backend of an operator under an environment, and whether a function is registered for it.
+
+    Raises:
+        ValueError: a word in the environment that is not known.
+    """
+    if name in _disabled(environment):
+        return Choice("native", native="switched off by GLM_PTO_DISABLE")
+    for variable in environment:
+        if variable.startswith(KERNEL) and variable.removeprefix(KERNEL).lower() not in NAMES:
+            raise ValueError(f"{variable} names no operator; there is {', '.join(NAMES)}")
+    dotted = environment.get(KERNEL + name.upper()) or None
+    backend = _backend_of(name, environment)
+    if (registered or dotted) and backend in ("auto", "custom"):
+        return Choice("custom", dotted=dotted)
+    if backend == "custom":
+        return Choice("native", native=f"GLM_PTO_BACKEND is custom and no function is registered for {name}")
+    if backend == "torch":
+        return Choice("torch")
+    if backend == "auto":
+        reason = hardware.npu_refusal()
+        if reason is not None:
+            return Choice("native", native=reason)
+        return Choice("pypto", off_cpu=True, caches="blocks", sizes=_sizes("pypto", name))
+    return Choice(backend, caches="dense" if backend == "upstream" else "blocks", sizes=_sizes(backend, name))
+
+
+def _backend_of(name: str, environment: Mapping[str, str]) -> str:
+    chosen = "auto"
+    for word in (environment.get("GLM_PTO_BACKEND") or "auto").split(","):
+        operator, equals, backend = word.strip().rpartition("=")
+        if backend not in BACKENDS or (equals and canonical(operator) not in NAMES):
+            raise ValueError(
+                f"GLM_PTO_BACKEND: {word.strip()!r} is neither one of {', '.join(BACKENDS)} nor "
+                f"OPERATOR=BACKEND with an operator of {', '.join(NAMES)}"
+            )
+        if not equals or canonical(operator) == name:
+            chosen = backend
+    return chosen
+
+
+def _disabled(environment: Mapping[str, str]) -> set[str]:
+    words = {
+        canonical(word.strip()) for word in environment.get("GLM_PTO_DISABLE", "").split(",") if word.strip()
+    }
+    unknown = words - {*NAMES, "all"}
+    if unknown:
+        raise ValueError(
+            f"GLM_PTO_DISABLE: {', '.join(sorted(unknown))} is no operator; there is {', '.join(NAMES)}, all"
+        )
+    return set(NAMES) if "all" in words else words
+
+
+def canonical(word: str) -> str:
+    """An operator's name from either of its names."""
+    return FUNCTIONS.get(word, word)
+
+
+def _sizes(backend: str, name: str) -> Callable[..., str | None] | None:
+    if backend == "upstream":
+        from glm_pto_kernels import upstream
+
+        return upstream.SIZES[name]
+    try:
+        module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("glm_pto_kernels.pypto"):
+            raise
+        return None
+    return module.refusal  # type: ignore[no-any-return]
