@@ -268,7 +268,14 @@ def rotary() -> Module:
     return layer
 
 
-def decoder(body: Any, rows: int, first: bool, seen: list[Any], positions: torch.Tensor | None = None) -> Run:
+def decoder(
+    body: Any,
+    rows: int,
+    first: bool,
+    seen: list[Any],
+    positions: torch.Tensor | None = None,
+    qk_norm: bool = True,
+) -> Run:
     """One decoder layer around the real forward methods of the layer and of its attention."""
     hidden = seeded(rows, HIDDEN).to(BF16)
     residual = None if first else seeded(rows, HIDDEN, seed=1).to(BF16)
@@ -294,7 +301,7 @@ def decoder(body: Any, rows: int, first: bool, seen: list[Any], positions: torch
             head_dim=DIM,
             num_heads=HEADS,
             num_kv_heads=KV,
-            use_qk_norm=True,
+            use_qk_norm=qk_norm,
         )
         self_attn.run = lambda **k: attention(self_attn, **k)
         block = Module(
@@ -336,10 +343,14 @@ def check_attention_pre(
         near(ours, native, 2.0**-5)
 
 
-def test_fault_16_mrope_positions_stay_native(patched: Any, body: Any) -> None:
-    """GLM-4.5V hands over three rows of positions."""
+@pytest.mark.parametrize(
+    "other",
+    [{"positions": torch.arange(2).expand(3, 2)}, {"qk_norm": False}],
+    ids=["glm_4.5v_mrope_positions", "glm_4.5_air_no_qk_norm"],
+)
+def test_fault_16_relatives_stay_native(patched: Any, body: Any, other: dict[str, Any]) -> None:
     original, copy = patched("vllm", "0.12.0", GLM, "attention_pre")
-    run = decoder(body, 2, False, [], positions=torch.arange(2).expand(3, 2))
+    run = decoder(body, 2, False, [], **other)
     before = glm_pto_kernels.calls()["attention_pre"]
     with switched(True):
         assert same(run(copy), run(original))
