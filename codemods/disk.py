@@ -191,6 +191,14 @@ def discard(folder: int, name: str) -> bool:
     return True
 
 
+def same(one: os.stat_result, other: os.stat_result | None) -> bool:
+    """Is it the same file, not written to in between?"""
+    return other is not None and (
+        (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns)
+        == (other.st_dev, other.st_ino, other.st_size, other.st_mtime_ns)
+    )
+
+
 def _read_all(descriptor: int, limit: int | None) -> bytes:
     parts: list[bytes] = []
     left = limit if limit is not None else 1 << 62

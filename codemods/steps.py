@@ -22,12 +22,16 @@ class Step:
     change: FileChange | None = None
 
     def disturbed(self, folder: int) -> bool:
-        """Did somebody write the file since it was looked at? Told by its bytes: overlays change inodes."""
+        """Did somebody write the file since it was looked at?
+
+        Told by its bytes, since overlays change inodes; the name must still lead to the file that was read.
+        """
         if self.change is None:
             return False
         before, name = self.change.before, self.spot.name
         try:
-            return disk.read(folder, name, len(before or b"") + 1)[0] != before
+            data, _, seen = disk.read(folder, name, len(before or b"") + 1)
+            return data != before or not disk.same(seen, disk.find(folder, name))
         except FileNotFoundError:
             return before is not None
         except disk.NotRegular:

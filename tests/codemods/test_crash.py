@@ -251,3 +251,48 @@ def test_hazard_10_a_disk_that_stays_broken(place: Path, run: Callable[[Path], N
         bench.check_each_file_whole()
         bench.recover()
         bench.check_settled()
+
+
+@RUNS
+def test_a_file_edited_after_the_death_keeps_the_edit(place: Path, run: Callable[[Path], None]) -> None:
+    """Whatever the journal says, a text that neither run nor journal knows is the user's."""
+    bench = Bench(place, run)
+    bench.reset()
+    told = 0
+    for at in range(1, faults.count(bench.run) + 1, 3):
+        bench.reset()
+        faults.killed(bench.run, at)
+        file = bench.root / FILES[0]
+        mine = file.read_bytes() + b"# mine\n"
+        file.write_bytes(mine)
+        recovery = transaction.recover(bench.root, wait=2)
+        assert file.read_bytes() == mine
+        assert (bench.root / FILES[1]).read_bytes() in (OLD, NEW)
+        assert not [name for name in bench.names() if ".glm-pto-" in name], "something is left over"
+        told += bool(recovery and any("written by somebody else" in note for note in recovery.notes))
+    assert told > 10
+
+
+@RUNS
+def test_an_editor_that_writes_during_the_run_is_not_overwritten(
+    place: Path, run: Callable[[Path], None]
+) -> None:
+    """The run is refused, or the editor has the last word; only the rename itself cannot look any more."""
+    bench = Bench(place, run)
+    bench.reset()
+    lost = []
+    for at in range(1, faults.count(bench.run) + 1):
+        bench.reset()
+        file = bench.root / FILES[0]
+
+        def edits(call: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+            new = file.with_name("editor")  # noqa: B023 - called within this turn of the loop
+            new.write_bytes(b"# mine\n")
+            new.rename(file)  # noqa: B023
+            return call(*args, **kwargs)
+
+        faults.attempt(bench.run, edits, at)
+        bench.recover()
+        if file.read_bytes() != b"# mine\n":
+            lost.append(at)
+    assert len(lost) <= 1, f"lost at calls {lost}: more than the rename itself"
