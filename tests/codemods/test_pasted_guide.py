@@ -182,7 +182,6 @@ CASES = [
     pytest.param((select_experts,), ("select_experts",), id="select_experts"),
     pytest.param((an_expert_count_test,), ("select_experts",), id="select_experts_repaired"),
     pytest.param((gate, select_experts), ("gate", "select_experts"), id="two_of_five"),
-    pytest.param((the_import,), (), id="only_the_import"),
 ]
 
 
@@ -192,25 +191,27 @@ def paste(root: Path, snippets: Iterable[Paste]) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in root.rglob("*.py")}
 
 
-@pytest.mark.parametrize(("snippets", "sites"), CASES)
-def test_names_what_was_pasted(
-    light_tree: LightTree, snippets: tuple[Paste, ...], sites: tuple[str, ...]
-) -> None:
-    root = light_tree("0.12.0", "0.12.0rc1")
-    paste(root, snippets)
+def states(root: Path) -> dict[str, State]:
+    """State of each site; a pasted place counts before the others of its site."""
     (report,) = operations.status([root]).trees
-    pasted = {f.site for f in report.findings if f.state is State.PASTED}
-    assert pasted == set(sites)
-    others = {f.site for f in report.findings if f.site not in pasted}
-    assert {f.state for f in report.findings if f.site in others} <= {State.APPLICABLE}
+    rows = sorted(report.findings, key=lambda f: f.state is State.PASTED)
+    return {f.site: f.state for f in rows}
 
 
-@pytest.mark.parametrize(("snippets", "sites"), [case for case in CASES if case.values[1]])
-def test_refuses_all_or_guards_the_rest(
+def test_an_import_alone_is_no_snippet(light_tree: LightTree) -> None:
+    root = light_tree("0.12.0", "0.12.0rc1")
+    paste(root, [the_import])
+    assert set(states(root).values()) == {State.APPLICABLE}
+
+
+@pytest.mark.parametrize(("snippets", "sites"), CASES)
+def test_names_and_refuses_all_or_guards_the_rest(
     light_tree: LightTree, snippets: tuple[Paste, ...], sites: tuple[str, ...]
 ) -> None:
     root = light_tree("0.12.0", "0.12.0rc1")
     before = paste(root, snippets)
+    assert {site for site, state in states(root).items() if state is State.PASTED} == set(sites)
+    assert {state for site, state in states(root).items() if site not in sites} <= {State.APPLICABLE}
 
     with pytest.raises(Refusal) as refusal:
         operations.apply([root])
@@ -221,8 +222,7 @@ def test_refuses_all_or_guards_the_rest(
     assert "pip install --no-deps --force-reinstall vllm" in text
 
     operations.apply([root], Options(skip=sites))
-    (report,) = operations.status([root]).trees
-    guarded = {f.site for f in report.findings if f.state is State.APPLIED}
+    guarded = {site for site, state in states(root).items() if state is State.APPLIED}
     assert guarded == set(SITES) - set(sites)
     for path in before:
         assert not re.search(rb"# glm-pto: (%s) " % "|".join(sites).encode(), path.read_bytes())
