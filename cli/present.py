@@ -27,9 +27,14 @@ def edited(report: Report, result: Result, dry_run: bool) -> int:
 
 
 def surveyed(report: Report, result: Result, check: bool) -> int:
-    """Report of status; with ``check`` every site that the release has must be applied."""
+    """Report of status; with ``check`` every site that the release has must be applied.
+
+    A guard that another apply would renew, or whose else-branch is no known text, is not: it has a message.
+    """
     findings = [f for tree in result.trees for f in tree.findings]
-    open_sites = [f for f in findings if f.state.value not in ("applied", "absent")]
+    open_sites = [
+        f for f in findings if f.state.value != "absent" and (f.state.value != "applied" or f.message)
+    ]
     code = 1 if check and (open_sites or not findings) else 0
     return report.trees(result.trees, action=None, code=code, closing=text.advice(result.trees))
 

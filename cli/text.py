@@ -60,8 +60,7 @@ def remarks(findings: Iterable[Finding], verbose: bool) -> list[str]:
     """What the table has no room for: messages, and when a place that is not reached would be."""
     lines = []
     for finding in findings:
-        quiet = finding.state in (State.APPLIED, State.APPLICABLE)
-        if finding.message and (verbose or not quiet):
+        if finding.message and (verbose or finding.state is not State.APPLICABLE):
             lines.append(f"{finding.site}: {finding.message}")
         if (
             finding.reached_when

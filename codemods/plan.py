@@ -201,9 +201,15 @@ def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
         if bound is None or not locate.stands(file, form, ours.header):
             continue
         stale = not guard.as_written(ours, *edit.texts(form, bound))
-        message = "the guard is of an older version; apply renews it" if stale else ""
+        message = (
+            "the guard is of an older version, or its else-branch was edited; apply renews it"
+            if stale
+            else ""
+        )
         return replace(spot, finding=replace(row, form=form.name, message=message), stale=stale)
-    message = "the statements in the else-branch were edited; they are kept as they are"
+    message = (
+        "the else-branch was edited and fits no known form: the operator may not replace what stands there"
+    )
     return replace(spot, finding=replace(row, message=message))
 
 

@@ -147,7 +147,7 @@ def _bytes(stripped: Source, original: str | None) -> Outcome:
         return None, "the bytes from before the first apply are not recorded"
     if sha256(stripped.data).hexdigest() == original:
         return True, ""
-    return None, "the file was edited outside of the guards since apply; those edits are not judged"
+    return None, "the file was edited outside of our lines since apply; those edits are not judged"
 
 
 def _compiles(file: Source, python: Path | None) -> Outcome:

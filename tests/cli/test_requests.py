@@ -249,3 +249,26 @@ def test_a_hidden_folder_of_another_user_does_not_stop_status(run, tree: Path, m
 
     monkeypatch.setattr(disk.Folders, "open", opened)
     assert run("status", tree, "--check").returncode == 0
+
+
+EDITED_ELSE = {
+    "another value": (
+        "            routed_scaling_factor=1,",
+        "            routed_scaling_factor=2,",
+        "apply renews it",
+    ),
+    "another call": ("_ = torch_npu.npu_moe_gating_top_k(", "_ = my_choice(", "fits no known form"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), EDITED_ELSE.values(), ids=EDITED_ELSE.keys())
+def test_an_else_branch_that_was_edited_is_told_and_fails_the_check(
+    run, tree: Path, old: str, new: str, words: str
+) -> None:
+    run("apply", tree)
+    path = tree / "vllm_ascend/ops/fused_moe/experts_selector.py"
+    text = path.read_bytes().decode()
+    assert text.count(old) == 1
+    path.write_bytes(text.replace(old, new).encode())
+    answer = run("status", tree, "--check")
+    assert (answer.returncode, words in answer.stdout) == (1, True)
