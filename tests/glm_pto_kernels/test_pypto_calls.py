@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,34 +14,26 @@ from tests.glm_pto_kernels import stand_ins
 from tests.glm_pto_kernels.stand_ins import Sizes, glm_4_5
 
 
-def calls(sizes: Sizes, tokens: int, residual: bool) -> dict[str, Callable[[], Any]]:
+def call(name: str, sizes: Sizes, tokens: int, residual: bool) -> None:
+    """One operator's adaptation on a layer of its own."""
     hidden = torch.randn(tokens, sizes.hidden).bfloat16()
-    gate = torch.nn.Linear(sizes.hidden, sizes.experts, bias=False)
-    layer, expert = stand_ins.DecoderLayer(sizes, norm_bias=residual), stand_ins.SharedExpert(sizes)
-    impl, step = stand_ins.AscendAttentionBackendImpl(sizes), stand_ins.metadata([5] * tokens)
-    both = torch.stack((impl.key_cache, impl.value_cache), dim=1)
-    query = torch.randn(tokens, sizes.heads, sizes.head).bfloat16()
-    before = torch.randn_like(hidden) if residual else None
-    bias = torch.randn(sizes.experts)
-    return {
-        "gate": lambda: K.gate(gate, hidden),
-        "select_experts": lambda: K.select_experts(
-            torch.randn(tokens, sizes.experts), 8, True, 1, 1, bias, routed_scaling_factor=2.5
-        ),
-        "paged_attention": lambda: K.paged_attention(
-            query,
-            both[:, 0],
-            both[:, 1],
-            step.block_tables,
-            step.seq_lens,
-            torch.empty_like(query),
-            impl.scale,
-        ),
-        "attention_pre": lambda: K.attention_pre(
-            hidden, before, layer, layer.self_attn, torch.arange(tokens)
-        ),
-        "shared_expert": lambda: K.ffn_share_expert_quant(expert, hidden),
-    }
+    if name == "gate":
+        K.gate(torch.nn.Linear(sizes.hidden, sizes.experts, bias=False), hidden)
+    elif name == "select_experts":
+        logits, bias = torch.randn(tokens, sizes.experts), torch.randn(sizes.experts)
+        K.select_experts(logits, 8, True, 1, 1, bias, routed_scaling_factor=2.5)
+    elif name == "paged_attention":
+        impl, step = stand_ins.AscendAttentionBackendImpl(sizes), stand_ins.metadata([5] * tokens)
+        both = torch.stack((impl.key_cache, impl.value_cache), dim=1)
+        query = torch.randn(tokens, sizes.heads, sizes.head).bfloat16()
+        arguments = (query, both[:, 0], both[:, 1], step.block_tables, step.seq_lens, torch.empty_like(query))
+        K.paged_attention(*arguments, impl.scale)
+    elif name == "attention_pre":
+        layer = stand_ins.DecoderLayer(sizes, norm_bias=residual)
+        before = torch.randn_like(hidden) if residual else None
+        K.attention_pre(hidden, before, layer, layer.self_attn, torch.arange(tokens))
+    else:
+        K.ffn_share_expert_quant(stand_ins.SharedExpert(sizes), hidden)
 
 
 @pytest.mark.parametrize("residual", [True, False], ids=["residual_and_bias", "neither"])
@@ -57,5 +48,5 @@ def test_the_adaptation_fits_the_kernel(
     launched = []
     environment()
     K.register(name, lambda *arguments: launched.append(module.launch(*arguments)))
-    calls(glm_4_5(), tokens, residual)[name]()
+    call(name, glm_4_5(), tokens, residual)
     assert len(launched) == 1
