@@ -50,7 +50,7 @@ def cache_of(folder: Path, root: Path | None = None) -> Path | None:
 
     A cache's files are shared by every environment made from it: changing one changes them all.
     """
-    personal = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    personal = _personal_cache()
     for ancestor in (folder, *folder.parents):
         if root is not None and root.is_relative_to(ancestor):
             return None
@@ -61,6 +61,13 @@ def cache_of(folder: Path, root: Path | None = None) -> Path | None:
         if ancestor.name.startswith("archive-v") and (ancestor.parent / "CACHEDIR.TAG").exists():
             return ancestor.parent
     return None
+
+
+def _personal_cache() -> Path | None:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:  # a user without a home, as in some containers
+        return None
 
 
 def read_only(folder: int, spot: Spot, found: os.stat_result | None) -> str | None:

@@ -270,6 +270,13 @@ def test_hazard_09_a_link_into_a_package_cache_is_refused(tmp_path: Path) -> Non
     assert stored.read_text() == MODEL
 
 
+def test_hazard_09_links_are_judged_without_a_home_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    test_hazard_09_a_linked_file_is_edited_and_the_link_kept(tmp_path)
+
+
 def test_hazard_09_a_hard_link_is_broken_and_the_other_name_unchanged(tmp_path: Path) -> None:
     root = tmp_path / "installed"
     other = tmp_path / "cache.py"
