@@ -129,7 +129,8 @@ def unmet(file: Source, form: Form) -> str | None:
         bodies = [
             f.body[1:] if ast.get_docstring(f) is not None else f.body for f in functions(file.tree, scope)
         ]
-        if not any(pattern.match(wanted, tuple(body), {}) is not None for body in bodies):
+        fits = [pattern.match(wanted, tuple(body), {}) is not None for body in bodies]
+        if not fits or not all(fits):  # of two definitions the second is the one that runs
             return scope
     return None
 

@@ -160,7 +160,12 @@ def _as_wanted(tree: Tree, asked: Options, python: Path | None) -> TreeReport | 
 
 
 def _run(action: str, prepared: Sequence[Prepared], asked: Options) -> Result:
-    problems = [p for one in prepared for p in one.problems]
+    many = len(prepared) > 1
+    problems = [
+        f"{one.tree.root}: {p}" if many and str(one.tree.root) not in p else p
+        for one in prepared
+        for p in one.problems
+    ]
     if problems:
         raise Refusal(*problems, findings=tuple(f for one in prepared for f in one.report.findings))
     if not asked.dry_run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -272,3 +273,19 @@ def test_an_else_branch_that_was_edited_is_told_and_fails_the_check(
     path.write_bytes(text.replace(old, new).encode())
     answer = run("status", tree, "--check")
     assert (answer.returncode, words in answer.stdout) == (1, True)
+
+
+def test_of_several_trees_every_problem_names_its_own(run, tree: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(tree, tmp_path / "other"))
+    for root in (tree, other):
+        text = (root / GATE).read_text()
+        (root / GATE).write_text(text.replace("self.gate(hidden_states.to(", "self.other(hidden_states.to("))
+    told = run("apply", tree, other).stderr
+    assert all(f"glm-pto apply: {root}: {GATE}: " in told for root in (tree, other))
+
+
+def test_a_second_definition_of_the_reviewed_class_is_not_reviewed(run, tree: Path) -> None:
+    again = "\n\nclass Glm4MoeAttention(Glm4MoeAttention):\n    def forward(self, x):\n        return x\n"
+    (tree / GATE).write_text((tree / GATE).read_text() + again)
+    answer = run("apply", tree)
+    assert (answer.returncode, "is not the reviewed text any more" in answer.stderr) == (3, True)
