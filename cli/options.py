@@ -133,6 +133,7 @@ def output(function: Command) -> Command:
 
 
 def _guarded(report: Report, work: Callable[[], int | None]) -> int:
+    from glm_pto.cli.report import Unwritten
     from glm_pto.codemods.findings import Refusal, UsageError, WriteFailure
 
     try:
@@ -142,5 +143,11 @@ def _guarded(report: Report, work: Callable[[], int | None]) -> int:
         return report.failed("refused", 3, refusal.problems, refusal.findings)
     except UsageError as error:
         return report.failed("usage", 2, (str(error),))
+    except Unwritten as error:  # the work is done: 4 would say that it was taken back
+        code = 0 if report.command in ("apply", "revert") else 4
+        return report.failed("unwritten", code, (f"done, but this could not be written: {error}",))
     except (WriteFailure, OSError) as error:
         return report.failed("failed", 4, (str(error),))
+    except KeyboardInterrupt:
+        words = "interrupted; the next command completes or takes back whatever was begun"
+        return report.failed("interrupted", 130, (words,))

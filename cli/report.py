@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from glm_pto.codemods.findings import Finding, TreeReport
 
 
+class Unwritten(Exception):
+    """The output could not be written; what the command did is done."""
+
+
 @dataclass(frozen=True)
 class Report:
     """How one run of one command reports."""
@@ -162,7 +166,7 @@ class Report:
         except OSError as error:
             _silence(stream)
             if error.errno not in (errno.EPIPE, errno.EINVAL):
-                raise
+                raise Unwritten(f"{stream.name}: {error.strerror}") from None
 
 
 def on_terminal() -> bool:

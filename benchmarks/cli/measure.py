@@ -11,8 +11,6 @@ unless ``--carried`` takes the miniature of `glm-pto demo`.
 from __future__ import annotations
 
 import argparse
-import cProfile
-import io
 import os
 import pstats
 import shutil
@@ -119,23 +117,41 @@ def table(found: dict[str, list[Cost]]) -> bool:
     return good
 
 
-def profile(root: Path) -> None:
-    """What dominates an apply and a status, the imports included."""
-    code = "import sys; sys.argv = ['glm-pto', {0!r}, {1!r}]\nfrom glm_pto.cli import main\nmain()\n"
-    for command in ("apply", "status", "revert"):
-        profiler, out = cProfile.Profile(), io.StringIO()
-        stdout, sys.stdout = sys.stdout, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-        try:
-            profiler.run(code.format(command, str(root)))
-        except SystemExit:
-            pass
-        finally:
-            sys.stdout = stdout
-        pstats.Stats(profiler, stream=out).sort_stats("cumulative").print_stats(
-            "codemods|cli|import|parse", 14
-        )
-        lines = [line for line in out.getvalue().splitlines() if line.strip()]
-        print(f"\n{command}, by cumulative time (profiled, so slower than above):", *lines[4:], sep="\n  ")
+PARTS = {
+    "libcst": ("libcst",),
+    "click": ("click",),
+    "glm_pto.cli": ("/cli/",),
+    "glm_pto.codemods": ("/codemods/",),
+    "import machinery": ("importlib", "marshal.loads", "_io.open_code"),
+    "parse and compile": ("builtins.compile", "/ast.py"),
+    "files": ("fsync", "rename", "posix.", "_io.", "pathlib"),
+    "dataclasses and enums": ("dataclasses", "enum.py"),
+}
+
+
+def profile(root: Path, env: dict[str, str]) -> None:
+    """Where each command's own time goes: shares by part, then the functions that take most."""
+    for command in ("--help", "status", "apply", "apply", "revert"):
+        arguments = [command] if command == "--help" else [command, str(root)]
+        out = root.parent / "profile"
+        code = "import sys; from glm_pto.cli import main; main(sys.argv[1:])"
+        runner = f"import cProfile, sys; cProfile.run({code!r}, {str(out)!r})"
+        subprocess.run([sys.executable, "-c", runner, *arguments], env=env, stdout=subprocess.DEVNULL)
+        statistics: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = vars(
+            pstats.Stats(str(out))
+        )["stats"]
+        shown = sorted(statistics.items(), key=lambda item: -item[1][2])
+        total = sum(values[2] for _, values in shown)
+        shares = dict.fromkeys((*PARTS, "other"), 0.0)
+        for (file, _, function), values in shown:
+            where = f"{file} {function}"
+            part = next((p for p, words in PARTS.items() if any(w in where for w in words)), "other")
+            shares[part] += values[2]
+        ordered = sorted(shares.items(), key=lambda item: -item[1])
+        print(f"\n{command}: " + ", ".join(f"{part} {share / total:.0%}" for part, share in ordered if share))
+        for (file, line, function), values in shown[:6]:
+            place = f"{Path(file).name}:{line} " if line else ""
+            print(f"  {values[2] / total:5.0%}  {values[0]:6} calls  {place}{function}")
 
 
 def main() -> int:
@@ -151,7 +167,7 @@ def main() -> int:
         root = prepare(folder, asked.carried)
         good = table(measure(folder, root, asked.rounds, env))
         if asked.profile:
-            profile(root)
+            profile(root, env)
         shutil.rmtree(root)
     return 0 if good else 1
 

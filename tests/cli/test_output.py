@@ -99,6 +99,30 @@ def test_a_reader_that_leaves_is_no_error(tree: Path) -> None:
         assert done.stderr == "code 0\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(("command", "code"), [("status", 4), ("apply --install-kernels", 0)])
+def test_an_output_that_cannot_be_written_is_told(run, tree: Path, command: str, code: int) -> None:
+    """apply has done its work by then, and 4 would say that it was taken back."""
+    line = f"{sys.executable} -m glm_pto.cli {command} {tree} > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, "No space left on device" in done.stderr) == (code, True)
+    assert "Traceback" not in done.stderr
+    assert run("status", tree, "--check").returncode == (1 if code else 0)
+
+
+def test_an_interrupt_is_told_and_has_a_code_of_its_own(run, tree: Path, monkeypatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glm_pto.codemods.operations.status", interrupt)
+    answer = run("status", tree)
+    assert (answer.returncode, answer.stdout) == (
+        130,
+        "glm-pto status: exit=130 action=interrupted problems=1\n",
+    )
+    assert "the next command completes" in answer.stderr
+
+
 def test_nothing_in_a_tree_can_steer_the_terminal(run, terminal, tree: Path) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\u202e"
     root = tree.rename(tree.parent / f"net{evil}")
