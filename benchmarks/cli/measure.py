@@ -120,8 +120,8 @@ def table(found: dict[str, list[Cost]]) -> bool:
 PARTS = {
     "libcst": ("libcst",),
     "click": ("click",),
-    "glm_pto.cli": ("/cli/",),
-    "glm_pto.codemods": ("/codemods/",),
+    "glm_pto.cli": ("glm_pto/cli/",),
+    "glm_pto.codemods": ("glm_pto/codemods/",),
     "import machinery": ("importlib", "marshal.loads", "_io.open_code"),
     "parse and compile": ("builtins.compile", "/ast.py"),
     "files": ("fsync", "rename", "posix.", "_io.", "pathlib"),
