@@ -134,5 +134,5 @@ def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()
         report.line("Run on the CPU, torch reference against the original statements", style="bold")
         report.table(*text.trials(trials))
     words = {True: "proved", False: "refuted", None: "undecided"}
-    ran = text.tally("ran" if t.good else "differs" for t in trials if t.ran)
+    ran = text.tally(("agrees" if t.good else "differs") if t.ran else "not_run" for t in trials)
     return report.ended(code, {**text.tally(words[c.ok] for c in checks), **ran})

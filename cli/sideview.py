@@ -18,7 +18,7 @@ from rich.text import Text
 from glm_pto.cli.text import plain
 
 #: Narrower than this, two columns of code cannot be read: one column is shown instead.
-NARROW = 110
+NARROW = 130
 OURS, GONE, KEPT = "on #12341c", "on #3a1518", "dim"
 
 

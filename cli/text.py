@@ -67,7 +67,7 @@ def remarks(findings: Iterable[Finding], verbose: bool) -> list[str]:
             and finding.state is not State.ABSENT
             and (verbose or finding.reached is not True)
         ):
-            lines.append(f"{finding.site}: * reached: {finding.reached_when}")
+            lines.append(f"{finding.site}: * is reached {finding.reached_when}")
         if verbose and finding.form:
             lines.append(f"{finding.site}: form {finding.form}, place {finding.place}")
     return [plain(line) for line in lines]

@@ -89,7 +89,10 @@ def _unreached(done: TreeReport, chosen: Sequence[Recipe]) -> list[str]:
         rows = [f for f in done.findings if f.site == recipe.site]
         if rows and not any(f.state is State.APPLIED and f.reached for f in rows):
             why = "; ".join(filter(None, (f.reached_when or f.message for f in rows)))
-            problems.append(f"{done.root}: {recipe.site} is not reached by a decode step here: {why}")
+            problems.append(
+                f"{done.root}: {recipe.site} is not reached by a decode step here: {why}. Use "
+                f"--skip {recipe.site}, or leave --require out where your settings reach it"
+            )
     return problems
 
 
