@@ -98,9 +98,17 @@ def commands() -> str:
     for name in COMMANDS:
         command = group.get_command(top, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=top, terminal_width=96)
-        lines += [f"## {name}", "", "```text", command.get_help(context), "```", ""]
+        lines += helped(command, name, top, "##")
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
+
+
+def helped(command: click.Command, name: str, parent: click.Context, level: str) -> list[str]:
+    """The help of a command, and below it that of its own commands."""
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=96)
+    lines = [f"{level} {name}", "", "```text", command.get_help(context), "```", ""]
+    for below, child in getattr(command, "commands", {}).items():
+        lines += helped(child, below, context, f"{level}#")
+    return lines
 
 
 def main() -> int:
