@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from glm_pto import diff
+from glm_pto.cli import demo
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -60,3 +63,13 @@ def test_every_message_of_the_troubleshooting_page_exists() -> None:
     known = messages().replace("\n", " ")
     missing = [k for k in keys if k.replace("glm_pto_kernels", "*") not in known and k not in known]
     assert len(keys) > 20 and missing == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guard.md"], ids=lambda p: p.name)
+def test_guards_that_are_shown_are_those_that_apply_writes(page: Path, tmp_path: Path) -> None:
+    demo.write(tmp_path)
+    written = [
+        line[1:].strip() for line in diff([tmp_path]).patch.decode().splitlines() if line.startswith("+")
+    ]
+    shown = re.findall(r"^if glm_pto_kernels\..*$", page.read_text(), re.M)
+    assert shown and [line for line in shown if line not in written] == []
