@@ -217,27 +217,26 @@ def surveyed(trees: Sequence[Path], python: Path | None) -> tuple[tuple[TreeRepo
         return (), (Fact("trees", "none", str(error), "note"),)
 
 
+#: Folders of vLLM's cache that hold compiled graphs.
+GRAPHS = ("torch_compile_cache", "torch_aot_compile")
+
+
 def caches(environment: Mapping[str, str], found: Sequence[TreeReport]) -> Iterator[Fact]:
-    """vLLM's own torch.compile cache: graphs traced before an edit, or under another switch, live there."""
+    """vLLM's compiled graphs: what was traced before an edit, or under another switch, lives there."""
     root = Path(
         environment.get("VLLM_CACHE_ROOT") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
-    )
-    folder = root.expanduser() / "torch_compile_cache"
-    try:
-        made = [entry.stat().st_mtime for entry in folder.iterdir()]
-    except OSError:
-        made = []
-    if not made:
-        yield Fact("caches", "torch.compile cache of vLLM", f"empty  {folder}")
-        return
-    edited = [
-        (t.root / f.file).stat().st_mtime
-        for t in found
-        for f in t.findings
-        if f.file and (t.root / f.file).is_file()
-    ]
-    old = sum(when < max(edited, default=0) for when in made)
-    yield Fact("caches", "torch.compile cache of vLLM",
-               f"{len(made)} entries, {old} made before the sites' files were last written  {folder}", "note",
-               f"after a change of a switch or backend: `rm -r {folder}`, or start once with "
-               "VLLM_DISABLE_COMPILE_CACHE=1")  # fmt: skip
+    ).expanduser()
+    files = [tree.root / f.file for tree in found for f in tree.findings if f.file]
+    edited = max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+    for name in GRAPHS:
+        try:
+            made = [entry.stat().st_mtime for entry in (root / name).iterdir()]
+        except OSError:
+            made = []
+        if not made:
+            yield Fact("caches", name, f"empty  {root / name}")
+            continue
+        old = sum(when < edited for when in made)
+        value = f"{len(made)} entries, {old} made before the sites' files were last written  {root / name}"
+        advice = f"after a change of a switch or backend: `rm -r {root / name}`, or start once with "
+        yield Fact("caches", name, value, "note", f"{advice}VLLM_DISABLE_COMPILE_CACHE=1")

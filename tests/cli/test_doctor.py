@@ -61,9 +61,10 @@ def test_doctor_counts_compiled_graphs_from_before_the_edit(run, tree: Path, tmp
     os.utime(tmp_path / "cache" / "torch_compile_cache" / "old", (1, 1))
     apply([tree], Options(install_kernels=True))
     os.utime(tmp_path / "cache" / "torch_compile_cache" / "new")
-    found = facts(run, tree, VLLM_CACHE_ROOT=str(tmp_path / "cache"))["torch.compile cache of vLLM"]
-    assert found["value"].startswith("2 entries, 1 made before")
-    assert "VLLM_DISABLE_COMPILE_CACHE=1" in found["advice"]
+    found = facts(run, tree, VLLM_CACHE_ROOT=str(tmp_path / "cache"))
+    assert found["torch_compile_cache"]["value"].startswith("2 entries, 1 made before")
+    assert "VLLM_DISABLE_COMPILE_CACHE=1" in found["torch_compile_cache"]["advice"]
+    assert found["torch_aot_compile"]["value"].startswith("empty")
 
 
 @pytest.mark.usefixtures("without_torch")
