@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import glm_pto_kernels
-from glm_pto_kernels.trial.layers import SITES, Names, names_for
+from glm_pto_kernels.trial.names import SITES, Names, names_for
 
 #: Largest difference relative to the largest value. bf16 carries 8 bits; between int8 steps one may be off.
 ALLOWED = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,8 +10,6 @@ from glm_pto_kernels.trial import native
 
 HIDDEN, EXPERTS, TOP, HEADS, HEAD, ROTARY, INNER, TOKENS = 256, 32, 8, 12, 128, 64, 48, 5
 BLOCK, BLOCKS = 128, 6
-
-Names = dict[str, Any]
 
 
 def frozen(data: torch.Tensor) -> torch.nn.Parameter:
@@ -115,6 +111,7 @@ class SharedExpert(torch.nn.Module):
         for projection in (self.gate_up_proj, self.down_proj):
             outputs = projection.weight.shape[1]
             projection.weight_scale = frozen(((0.5 + torch.rand(outputs)) * 1e-3).bfloat16())
+            projection.weight_scale_fp32 = projection.weight_scale.float()
         self.act_fn = SiluAndMul()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,94 +138,3 @@ class AscendAttentionBackendImpl:
             out=output,
         )
         return output
-
-
-def names_for(site: str, original: str) -> Names:
-    """Fresh values for the names that the statements use."""
-    torch.manual_seed(len(site))
-    rows = torch.randn(TOKENS, HIDDEN).bfloat16()
-    npu = SimpleNamespace(_npu_paged_attention=native.paged, npu_moe_gating_top_k=native.gating)
-    common: Names = {"torch": native.Torch(), "torch_npu": npu, "hidden_states": rows,
-                     "DeviceOperator": SimpleNamespace(moe_gating_top_k=native.gating)}  # fmt: skip
-    return {**common, **SITES[site](original)}
-
-
-def of_gate(original: str) -> Names:
-    class Gate(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = frozen(torch.randn(EXPERTS, HIDDEN))
-
-        def forward(self, x: torch.Tensor) -> Any:
-            logits = x.to(self.weight.dtype) @ self.weight.t()
-            return (logits, None) if "router_logits, _" in original else logits
-
-    return {"self": SimpleNamespace(gate=Gate())}
-
-
-def of_attention_pre(original: str) -> Names:
-    layer = torch.nn.Module()
-    layer.input_layernorm, layer.self_attn = Norm(HIDDEN), Attention()
-    return {
-        "self": layer,
-        "positions": torch.arange(TOKENS),
-        "residual": torch.randn(TOKENS, HIDDEN).bfloat16(),
-    }
-
-
-def of_paged_attention(original: str) -> Names:
-    lengths = torch.tensor([1, 127, 128, 129, 300], dtype=torch.int32)
-    tables = torch.stack([torch.randperm(BLOCKS)[:3] for _ in range(TOKENS)]).to(torch.int32)
-    state = SimpleNamespace(DecodeOnly="decode")
-    query = torch.randn(TOKENS, HEADS, HEAD).bfloat16()
-    metadata = SimpleNamespace(seq_lens=lengths, block_tables=tables, attn_state="decode")
-    return {
-        "self": AscendAttentionBackendImpl(),
-        "query": query,
-        "key": None,
-        "value": None,
-        "output": torch.zeros_like(query),
-        "num_tokens": TOKENS,
-        "attn_metadata": metadata,
-        "AscendAttentionState": state,
-        "using_paged_attention": lambda *_, **__: True,
-    }
-
-
-def of_select_experts(original: str) -> Names:
-    routing: Names = {
-        "router_logits": torch.randn(TOKENS, EXPERTS), "top_k": TOP, "use_grouped_topk": True,
-        "renormalize": True, "topk_group": 1, "num_expert_group": 1,
-        "e_score_correction_bias": torch.randn(EXPERTS) / 10,
-        "scoring_func": "sigmoid", "routed_scaling_factor": 1.0, "global_num_experts": EXPERTS,
-        "custom_routing_function": None, "norm_type": 1,
-    }  # fmt: skip
-
-    def select(router_logits: torch.Tensor, top_k: int, e_score_correction_bias: Any, **_: Any) -> Any:
-        return native.gating(
-            router_logits, k=top_k, bias=e_score_correction_bias, eps=1e-20, routed_scaling_factor=1
-        )[:2]
-
-    return {
-        **routing, "renorm": 1, "_native_select_experts": select, "self": SimpleNamespace(**routing)
-    }  # fmt: skip
-
-
-def of_shared_expert(original: str) -> Names:
-    expert = SharedExpert()
-    if "self.gate_up_proj(x)" in original:  # Glm4MoeMLP itself, where there is no vllm-ascend
-        return {"self": expert, "x": torch.randn(TOKENS, HIDDEN).bfloat16()}
-    layer = SimpleNamespace(
-        _shared_experts=expert,
-        multistream_overlap_shared_expert=False,
-        _shared_experts_part1=lambda x: expert.gate_up_proj(x)[0],
-        _shared_experts_part2=lambda _, y: expert.down_proj(expert.act_fn(y))[0].bfloat16(),
-    )
-    events = SimpleNamespace(before_dispatch=None, before_combine=None)
-    return {"self": layer, "fused_moe_evts": events, "maybe_wait_event": lambda _: None}
-
-
-SITES: dict[str, Callable[[str], Names]] = {
-    "gate": of_gate, "attention_pre": of_attention_pre, "paged_attention": of_paged_attention,
-    "select_experts": of_select_experts, "shared_expert": of_shared_expert,
-}  # fmt: skip

@@ -59,6 +59,27 @@ def test_no_torch_is_a_refusal_in_words(run, applied: Path, monkeypatch: pytest.
     assert "--run needs torch" in answer.stderr and "No module named torch" in answer.stderr
 
 
+OTHER_PAIRS = {
+    "0.10.1": "0.10.1rc1", "0.10.2": "0.10.2rc1", "0.14.1": "0.14.0rc1", "0.16.0": "0.16.0rc1",
+    "0.17.0": "0.17.0rc1", "0.18.0": "0.18.0", "0.19.1": "0.19.1rc1", "0.20.2": "0.20.2rc1",
+    "0.21.0": "0.21.0rc1", "0.22.1": "0.22.1rc1", "0.23.0": "0.23.0", "0.24.0": "0.24.0rc1",
+    "0.25.1": "0.25.1rc1", "0.26.0": "0.26.0rc1", "0.27.1": "0.27.1rc1", "0.28.0": "0.28.0rc1",
+    "0.29.0": "0.29.0rc1", "0.30.0": "0.30.0rc2",
+}  # fmt: skip
+
+
+@pytest.mark.all_releases
+@pytest.mark.parametrize(("vllm", "ascend"), OTHER_PAIRS.items(), ids=str)
+def test_every_pair_agrees(tree_factory, vllm: str, ascend: str) -> None:
+    """No guard of any release calls its operator with a wrong value, and none is left out."""
+    root = tree_factory(vllm=vllm, ascend=ascend)
+    done = apply([root], Options(install_kernels=True))
+    standing = [f for tree in done.trees for f in tree.findings if f.state == "applied"]
+    trials = rehearsal.rehearse([root], None)
+    assert len(trials) == len(standing) >= 4
+    assert [t for t in trials if not t.ran or not t.good] == []
+
+
 @pytest.mark.trees
 @pytest.mark.parametrize(("vllm", "ascend"), [*demo.PAIRS.items(), ("0.12.0", None)], ids=str)
 def test_released_pairs_agree(tree_factory, vllm: str, ascend: str | None) -> None:
