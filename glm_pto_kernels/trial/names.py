@@ -111,23 +111,22 @@ class Anything:
         return None
 
 
-def of_shared_expert(original: str) -> Names:
-    """The layer that calls the shared expert (to 0.26), or the executor that holds it (from 0.27 on)."""
-    expert = SharedExpert()
-    rows = torch.randn(TOKENS, HIDDEN).bfloat16()
-    if "self.gate_up_proj(x)" in original:  # Glm4MoeMLP itself, where there is no vllm-ascend
-        return {"self": expert, "x": rows}
-    kinds = SimpleNamespace(W8A8="w8a8", W4A8="w4a8", W4A8MXFP="mx", W8A8MXFP="mx")
-    modes = SimpleNamespace(TENSOR_PARALLEL="tp", SEQUENCE_PARALLEL_ONLY="sp")
-    layer = SimpleNamespace(
+KINDS = SimpleNamespace(W8A8="w8a8", W4A8="w4a8", W4A8MXFP="mx", W8A8MXFP="mx")
+MODES = SimpleNamespace(TENSOR_PARALLEL="tp", SEQUENCE_PARALLEL_ONLY="sp")
+
+
+def holder(expert: SharedExpert) -> SimpleNamespace:
+    """What holds a shared expert, with the methods of every release."""
+    return SimpleNamespace(
         _shared_experts=expert,
         layer=expert,
         lora_context=None,
-        quant_type=kinds.W8A8,
+        quant_type=KINDS.W8A8,
         multistream_overlap=False,
         situ_activation=None,
         swiglu_limit=None,
         swiglu_alpha=None,
+        swiglu_beta=None,
         multistream_overlap_shared_expert=False,
         _shared_experts_part1=lambda x: expert.gate_up_proj(x)[0],
         _shared_experts_part2=lambda _, y: expert.down_proj(expert.act_fn(y))[0].bfloat16(),
@@ -138,23 +137,32 @@ def of_shared_expert(original: str) -> Names:
         _finish_shared_mlp=lambda prepared, *_: expert(prepared.hidden_states),
         _wait_for_milestone=lambda *_: None,
     )
-    for name in ("has_quantized_shared", "has_quantized_shared_without_lora"):
-        setattr(layer, name, True)
+
+
+def of_shared_expert(original: str) -> Names:
+    """The layer that calls the shared expert (to 0.26), or the executor that holds it (from 0.27 on)."""
+    expert = SharedExpert()
+    rows = torch.randn(TOKENS, HIDDEN).bfloat16()
+    if "self.gate_up_proj(x)" in original:  # Glm4MoeMLP itself, where there is no vllm-ascend
+        return {"self": expert, "x": rows}
     return {
-        "self": layer,
+        "self": holder(expert),
         "hidden_states": rows,
         "prepared_input": SimpleNamespace(hidden_states=rows),
         "has_quantized_shared": True,
         "has_quantized_shared_without_lora": True,
         "shared_uses_situ": False,
         "has_lora": lambda _: False,
-        "QuantType": kinds,
-        "SharedExpertParallelMode": modes,
-        "mode": modes.TENSOR_PARALLEL,
+        "get_ascend_device_type": lambda: "A2",
+        "AscendDeviceType": SimpleNamespace(A5="A5"),
+        "QuantType": KINDS,
+        "SharedExpertParallelMode": MODES,
+        "mode": MODES.TENSOR_PARALLEL,
         "submitted_gate_up": None,
         "PreparedSharedExpertExecution": SimpleNamespace,
         "fused_moe_evts": Anything(),
         "milestones": Anything(),
+        "down_projection_ready": None,
         "maybe_wait_event": lambda _: None,
         "npu_stream_switch": lambda *_, **__: nullcontext(),
         "shared_experts_calculation_stream": lambda: None,

@@ -120,7 +120,7 @@ def test_an_interrupt_is_told_and_has_a_code_of_its_own(run, tree: Path, monkeyp
         130,
         "glm-pto status: exit=130 action=interrupted problems=1\n",
     )
-    assert "the next command completes" in answer.stderr
+    assert "every file is as it was" in answer.stderr
 
 
 def test_nothing_in_a_tree_can_steer_the_terminal(run, terminal, tree: Path) -> None:
