@@ -63,6 +63,8 @@ def _reason(
         return choice.native
     if scoring_func != "sigmoid":
         return "the scoring function is not sigmoid"
+    if renormalize is not True:  # some releases' operator divides by the sum whatever the model says
+        return "the weights are not renormalised"
     if topk_group != 1 or num_expert_group != 1:
         return "the experts are in more groups than one"
     if getattr(bias, "ndim", 0) != 1:
@@ -91,7 +93,8 @@ def select_experts_supported(
     if is_dynamo_compiling():
         return backends.TOLD() and _reason(*values, scoring_func) is None
     choice = backends.CHOICES["select_experts"]
-    asked = (getattr(router_logits, "dtype", None), top_k, topk_group, num_expert_group, scoring_func)
+    dtype = getattr(router_logits, "dtype", None)
+    asked = (dtype, top_k, renormalize, topk_group, num_expert_group, scoring_func)
     # There is no layer here; the model's bias lives as long as one.
     kept = getattr(e_score_correction_bias, "__dict__", NONE).get(_KEPT)
     if kept is not None and kept[0] is choice and kept[1] == asked:

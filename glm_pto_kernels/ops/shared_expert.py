@@ -68,6 +68,8 @@ def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | N
         return "the weights' scales are not bf16"
     if of_up.get("bias") is not None or of_down.get("bias") is not None:
         return "the projections have a bias"
+    if held(up, "custom_op") is not None or held(down, "custom_op") is not None:
+        return "the projections communicate around their matmul (MLP tensor parallelism, flashcomm)"
     if getattr(down, "__dict__", NONE).get("reduce_results") is not False:
         return "the down projection reduces its result over the ranks"
     if type(parts.get("act_fn")).__name__ not in ACTIVATIONS:

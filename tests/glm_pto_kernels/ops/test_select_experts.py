@@ -58,6 +58,7 @@ def test_fault_12_scaling_is_applied_as_the_matched_call_says() -> None:
     [
         ({"scoring_func": "softmax"}, "sigmoid"),
         ({}, "sigmoid"),
+        ({"scoring_func": "sigmoid", "renormalize": False}, "not renormalised"),
         ({"scoring_func": "sigmoid", "num_expert_group": 8, "topk_group": 4}, "groups"),
         ({"scoring_func": "sigmoid", "num_expert_group": None, "topk_group": None}, "groups"),
         ({"scoring_func": "sigmoid", "e_score_correction_bias": None}, "bias"),
@@ -69,6 +70,7 @@ def test_fault_12_scaling_is_applied_as_the_matched_call_says() -> None:
     ids=[
         "softmax",
         "scoring_not_said",
+        "weights_as_they_are",
         "deepseek_groups",
         "no_groups",
         "no_bias",

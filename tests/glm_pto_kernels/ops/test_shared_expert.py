@@ -82,6 +82,8 @@ CHANGES: dict[str, tuple[Callable[[SharedExpert], None], str]] = {
     "other_activation": (lambda m: setattr(m, "act_fn", torch.nn.GELU()), "SiluAndMul"),
     "qwen3_next_expert_gate": (lambda m: setattr(m, "expert_gate", torch.nn.Linear(4, 1)), "gate of its own"),
     "lora": (wrap, "int8"),
+    "mlp_tensor_parallel_up": (lambda m: setattr(m.gate_up_proj, "custom_op", object()), "communicate"),
+    "mlp_tensor_parallel_down": (lambda m: setattr(m.down_proj, "custom_op", object()), "communicate"),
     "transposed": (
         lambda m: setattr(m.gate_up_proj, "weight", frozen(torch.zeros(96, 256, dtype=torch.int8).t())),
         "contiguous",
