@@ -28,7 +28,7 @@ MODULES = {
 }
 
 _chosen: str | None = None
-_found: dict[tuple[str, bool], Callable[..., Any]] = {}
+_found: dict[tuple[str, bool, bool], Callable[..., Any]] = {}
 
 
 def chosen() -> str:
@@ -61,21 +61,23 @@ def using(name: str) -> Iterator[None]:
 
 def implementation(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """The function that runs ``operator`` for tensors like ``tensor``."""
-    key = (operator, tensor.is_cuda)
+    key = (operator, tensor.is_cuda, tensor.dtype is torch.float64)
     found = _found.get(key)
     if found is None:
-        module = importlib.import_module(MODULES[resolve(tensor.is_cuda)])
+        module = importlib.import_module(MODULES[resolve(*key[1:])])
         found = _found[key] = getattr(module, operator)
     return found
 
 
-def resolve(on_gpu: bool) -> str:
-    """The backend's name for tensors that are, or are not, on a GPU."""
+def resolve(on_gpu: bool, double: bool = False) -> str:
+    """The backend's name for tensors that are, or are not, on a GPU, and of type fp64."""
     name = chosen()
     if name == "auto":
-        return "triton" if on_gpu and nvidia() and installed("triton") else "torch"
+        return "triton" if on_gpu and not double and nvidia() and installed("triton") else "torch"
     if name == "torch":
         return name
+    if double:
+        raise TypeError(f"wallx backend {name!r} computes in fp32; choose 'auto' or 'torch' for fp64 tensors")
     if not installed(name):
         raise RuntimeError(f"wallx backend {name!r} was asked for, but no module of that name is installed")
     if not on_gpu and not (name == "triton" and interpreting()):

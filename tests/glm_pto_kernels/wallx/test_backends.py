@@ -28,6 +28,14 @@ def test_an_explicit_choice_does_not_fall_back():
     wallx.asym_dual_gmm_separated(X, X, X, X)
 
 
+def test_fp64_is_the_references():
+    """The kernels sum in fp32; gradient checks need more."""
+    with wallx.using("triton"), pytest.raises(TypeError, match="choose 'auto' or 'torch' for fp64"):
+        wallx.asym_dual_gmm_separated(X.double(), X.double(), X.double(), X.double())
+    with wallx.using("auto"):
+        assert backends.resolve(on_gpu=True, double=True) == "torch"
+
+
 def test_unknown_names_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="expected one of auto, triton"):
         wallx.use("cuda")
@@ -65,7 +73,7 @@ def test_the_extension_is_called_as_it_expects(monkeypatch):
             k_out.copy_(k + 2)
 
     monkeypatch.setitem(sys.modules, "wallx_csrc", Extension)
-    monkeypatch.setattr(backends, "resolve", lambda on_gpu: "wallx_csrc")
+    monkeypatch.setattr(backends, "resolve", lambda on_gpu, double: "wallx_csrc")
     backends.use(None)
     out = torch.zeros(2, 4)[:, ::2]
     wallx.asym_dual_gmm_separated(X.t(), X, X, X, out, torch.empty(2, 2))
