@@ -96,7 +96,7 @@ def closing(command: str, result: Result, files: int, dry_run: bool) -> str:
         return f"{stood}; see above for the operator layer." + (" Nothing was written." if dry_run else "")
     if not done and command == "apply":
         states = {f.state for tree in result.trees for f in tree.findings}
-        why = "already applied" if State.APPLIED in states else "no site is in this release"
+        why = "already applied" if State.APPLIED in states else "no site that is asked for is in this tree"
         return f"Nothing to do: {why}."
     if not done:
         return "Nothing to revert."

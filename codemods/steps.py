@@ -46,6 +46,7 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
     moment = time.time_ns()
     steps: list[Step] = []
     compiled: list[bytecode.Compiled] = []
+    lost: list[str] = []
     problems: list[str] = []
     kind: type[Refusal] = Changed
     for change in changes:
@@ -53,12 +54,14 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
             continue
         try:
             step = _look(folders, change, moment)
-            compiled += bytecode.stale(folders, step.spot, change.after, moment)
+            stale = bytecode.stale(folders, step.spot, change.after, moment)
         except Refusal as refusal:
             problems.extend(refusal.problems)
             kind = kind if isinstance(refusal, Changed) else Refusal
             continue
         steps.append(step)
+        compiled += stale
+        lost += [c.spot.real.name for c in stale if c.after is None and change.after is not None]
     places = [step.spot.real for step in steps]
     twice = [f"{real}: named twice in one change" for real in {p for p in places if places.count(p) > 1}]
     if twice:
@@ -66,7 +69,7 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
     if problems:
         raise kind(*problems)
     held = [step.spot.parent for step in steps if step.entry.before is not None]
-    notes = [*target.open_to_all(folders, held), *_foreign_bytecode(compiled)]
+    notes = [*target.open_to_all(folders, held), *_foreign_bytecode(lost)]
     return [*steps, *(_compiled(item) for item in compiled)], notes
 
 
@@ -123,8 +126,7 @@ def _compiled(item: bytecode.Compiled) -> Step:
     return Step(item.spot, entry, item.after, item.look)
 
 
-def _foreign_bytecode(compiled: list[bytecode.Compiled]) -> list[str]:
-    lost = [item.spot.real.name for item in compiled if item.after is None]
+def _foreign_bytecode(lost: list[str]) -> list[str]:
     return [f"compiled files removed and not made again: {', '.join(lost)}"] if lost else []
 
 

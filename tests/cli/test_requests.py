@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import errno
 import json
 import shutil
@@ -182,7 +183,7 @@ def test_an_edited_guard_does_not_refute_its_neighbour(run, edited: Path) -> Non
 def test_a_release_without_any_site_is_not_called_applied(run, tree: Path) -> None:
     for path in tree.rglob("*.py"):
         path.write_text("")
-    assert "no site is in this release" in run("apply", tree).stdout
+    assert "no site that is asked for is in this tree" in run("apply", tree).stdout
 
 
 @pytest.mark.parametrize("words", [("apply", "--site", "nope"), ("frob",), ("apply", "--frob"), ("explain",)])
@@ -289,3 +290,11 @@ def test_a_second_definition_of_the_reviewed_class_is_not_reviewed(run, tree: Pa
     (tree / GATE).write_text((tree / GATE).read_text() + again)
     answer = run("apply", tree)
     assert (answer.returncode, "is not the reviewed text any more" in answer.stderr) == (3, True)
+
+
+def test_compiled_files_of_a_removed_layer_are_not_missed(run, tree: Path) -> None:
+    run("apply", tree, "--install-kernels")
+    compileall.compile_dir(tree / "glm_pto_kernels", quiet=2)
+    answer = run("revert", tree)
+    assert "not made again" not in answer.stdout
+    assert not (tree / "glm_pto_kernels").exists()
