@@ -42,8 +42,12 @@ def test_agrees_with_native_arithmetic(sizes: Sizes, tokens: int) -> None:
     assert K.ffn_share_expert_quant_refusal(layer, hidden) is None
     got = K.ffn_share_expert_quant(layer, hidden)
     assert got.dtype == torch.bfloat16 and got.shape == hidden.shape
-    # Values between two int8 steps fall either way (fp32), more of them after a bf16 rounding.
-    for stored, worst, mean in ((torch.float32, 0.02, 4e-3), (torch.bfloat16, 0.04, 0.02)):
+    # Values between two int8 steps fall either way (fp32), more of them after a bf16 rounding; in a batch of
+    # one token a single such step moves every output, by up to one part in 127.
+    for stored, worst, mean in (
+        (torch.float32, 0.02, 8e-3 if tokens == 1 else 4e-3),
+        (torch.bfloat16, 0.04, 0.02),
+    ):
         wanted = native(layer, hidden, stored).float()
         error = (got.float() - wanted).abs()
         assert error.max() <= worst * wanted.abs().max(), stored
