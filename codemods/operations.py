@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from glm_pto.codemods import recall, trees
+from glm_pto.codemods import recall, state, trees
 from glm_pto.codemods.findings import (
     Action,
     Changed,
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["DiffResult", "Options", "Result", "apply", "diff", "revert", "status"]
 
 Targets = Sequence[str | Path]
+
+#: What the hidden folder holds when no run is under way and none was interrupted.
+AT_REST = frozenset({state.NAME, "lock", ".gitignore"})
 
 
 def status(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
@@ -124,7 +127,8 @@ def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
     """The trees, once what an interrupted run left in them is finished or rolled back; their notes tell."""
     found = []
     for tree in trees.find(targets, python):
-        if os.path.lexists(tree.root / ".glm-pto"):
+        hidden = tree.root / ".glm-pto"
+        if os.path.lexists(hidden) and not _at_rest(hidden):
             from glm_pto.codemods import transaction
 
             recovery = transaction.recover(tree.root)
@@ -132,6 +136,15 @@ def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
                 tree = replace(tree, notes=(recovery.message, *recovery.notes))
         found.append(tree)
     return tuple(found)
+
+
+def _at_rest(hidden: Path) -> bool:
+    """A hidden folder with a state and nothing else to see to; spares most calls the import of the writer."""
+    try:
+        names = set(os.listdir(hidden))  # noqa: PTH208 - names only, and no object for each
+    except OSError:
+        return False
+    return state.NAME in names and names <= AT_REST and not hidden.is_symlink()
 
 
 def _once_more(work: Callable[[], Result]) -> Result:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto.cli import COMMANDS
+from glm_pto import Options, apply
+from glm_pto.cli import COMMANDS, demo
+from glm_pto.codemods import lock, operations, state
 
 ROOT = Path(__file__).parents[1]
 PARTS = {name: sorted((ROOT / name).rglob("*.py")) for name in ("cli", "codemods", "glm_pto_kernels")}
@@ -169,6 +171,22 @@ def test_importing_loads_nothing_that_is_not_its_own(module: str, absent: tuple[
         f"import sys, {module}; found = [m for m in {absent!r} if m in sys.modules]; assert not found, found"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_a_tree_that_is_as_it_should_be_needs_neither_parser_nor_writer(tmp_path: Path) -> None:
+    demo.write(tmp_path)
+    apply([tmp_path], Options(install_kernels=True))
+    names = ("transaction", "recipes", "plan", "source", "survey", "prepare")
+    check = (
+        f"import sys; from glm_pto import apply, status; trees = [{str(tmp_path)!r}]; status(trees); "
+        f"apply(trees); found = [n for n in {names!r} if 'glm_pto.codemods.' + n in sys.modules]; "
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_what_is_at_rest_is_what_the_writer_says() -> None:
+    assert frozenset({state.NAME, lock.NAME, ".gitignore"}) == operations.AT_REST
 
 
 def test_the_two_links_lead_to_the_folders() -> None:
