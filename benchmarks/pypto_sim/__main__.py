@@ -8,12 +8,11 @@ recorded results: tag r0.2.0). All times are the cost model's, never a measureme
 
 import argparse
 import json
-import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.pypto_sim import cases, chart, shapes, upstream
+from benchmarks.pypto_sim import cases, chart, shapes, table, upstream
 from benchmarks.pypto_sim.simulator import SimulationError, simulate
 
 
@@ -67,11 +66,6 @@ def line(row: Row) -> str:
     )
 
 
-def mean_ratio(rows: list[Row]) -> float | None:
-    ratios = [row.ratio for row in rows if row.headline and row.ratio is not None]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--wide", action="store_true", help="more token counts, shards and models")
@@ -90,12 +84,12 @@ def main() -> None:
         if options.only in shape.name:
             rows.append(measure(shape, compare))
             print(line(rows[-1]), flush=True)
-    mean = mean_ratio(rows)
-    if mean is not None:
-        print(f"geometric mean of the ratios, 8 and 32 tokens: {mean:.3f}")
+    results = [asdict(row) for row in rows]
+    if any(row.headline and row.upstream_us for row in rows):
+        print(f"geometric mean of the ratios, 8 and 32 tokens: {table.mean_ratio(results):.3f}")
     print(f"simulated, not hardware; {len(rows)} shapes in {time.monotonic() - start:.0f} s")
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.chart:
         options.chart.write_text(chart.draw(rows))
 
