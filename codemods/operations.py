@@ -106,6 +106,8 @@ def diff(
     from glm_pto.codemods.survey import choose
 
     asked = options or Options()
+    if which not in ("auto", "pending", "applied"):
+        raise UsageError(f"which={which!r}: choose from auto, pending, applied")
     chosen = choose(asked)
     found = []
     for tree in settled(targets, python):

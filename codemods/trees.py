@@ -75,6 +75,8 @@ def find(targets: Sequence[str | Path], python: Path | None = None) -> tuple[Tre
     A target is a folder that holds packages (site-packages, the guide's layout, a repository checkout), or a
     package folder itself. Raises `UsageError` where there is nothing to work on.
     """
+    if isinstance(targets, (str, Path)):
+        targets = [targets]  # not a sequence of one-letter names
     if targets:
         return _merged([_tree(t) for t in targets])
     folders = _installed(python)

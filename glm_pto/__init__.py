@@ -40,7 +40,8 @@ _HOMES = {
         "UsageError",
         "WriteFailure",
     ),
-    "glm_pto.codemods.operations": ("DiffResult", "Options", "Result", "apply", "diff", "revert", "status"),
+    "glm_pto.codemods.diff": ("DiffResult",),
+    "glm_pto.codemods.operations": ("Options", "Result", "apply", "diff", "revert", "status"),
 }
 
 __all__ = [

@@ -298,3 +298,17 @@ def test_compiled_files_of_a_removed_layer_are_not_missed(run, tree: Path) -> No
     answer = run("revert", tree)
     assert "not made again" not in answer.stdout
     assert not (tree / "glm_pto_kernels").exists()
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(glm_pto, name) is not None for name in glm_pto.__all__)
+
+
+def test_one_path_instead_of_a_list_is_one_tree(tree: Path) -> None:
+    assert [t.root for t in glm_pto.status(str(tree)).trees] == [tree]
+    assert [t.root for t in glm_pto.status(tree).trees] == [tree]  # type: ignore[arg-type]
+
+
+def test_an_unknown_kind_of_difference_is_no_empty_answer(tree: Path) -> None:
+    with pytest.raises(glm_pto.UsageError, match="choose from"):
+        glm_pto.diff([tree], which="aplied")  # type: ignore[arg-type]
