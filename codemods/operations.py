@@ -21,6 +21,7 @@ from glm_pto.codemods.findings import (
     Refusal,
     Result,
     TreeReport,
+    UsageError,
     WriteFailure,
 )
 from glm_pto.codemods.trees import Tree
