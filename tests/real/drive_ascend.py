@@ -479,8 +479,14 @@ def main(out: str) -> None:
     forward_context = importlib.import_module("vllm.forward_context")
     forward_context._forward_context = context()
     utils = importlib.import_module("vllm_ascend.utils")
-    if hasattr(utils, "_ENABLE_NZ"):
-        utils._ENABLE_NZ = True  # 0.11 works it out from the engine's configuration
+    # What the releases work out from the engine's configuration: no NZ weight format, no prefetching.
+    settled = {
+        "_ENABLE_NZ": False,
+        "_should_trans_nz": lambda weight: False,
+        "_WEIGHT_PREFETCH_METHOD": Stream(),
+    }
+    for name in settled.keys() & vars(utils).keys():
+        setattr(utils, name, settled[name])
     torch.npu.current_stream = lambda *a, **k: Stream()  # type: ignore[attr-defined]
     report: dict[str, Any] = {}
     for on in (False, True) if kernels else (False,):
