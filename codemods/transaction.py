@@ -70,6 +70,8 @@ def commit(
             known = state.prune(folders.root, state.load(folders.root).record)
             record = state.merge(known, named, versions, tool, survey)
             todo += steps.remember(folders, record)
+            if recovery:
+                notes += [recovery.message, *recovery.notes]
             if named:
                 notes += running.warning(folders.root)
             if todo:
@@ -104,6 +106,7 @@ def _carry_out(folders: disk.Folders, control: int, todo: list[steps.Step]) -> l
     committed = False
     try:
         journal.write(control, work)
+        folders.sync([folders.root])  # the journal is of no use in a folder whose name is not durable
         _stage(folders, work, todo)
         _swap(folders, work, todo)
         with _undisturbed():
