@@ -1,7 +1,7 @@
 """The dual GEMM through Hopper's tensor copy engine: persistent programs walk over tiles of both products.
 
-A last row of tiles that is at most half full, and a small second product, are cut into tiles of half the
-height: with few tiles in all, the number of rounds decides.
+Tiles that would leave multiprocessors idle in the last round, and a small second product, are cut in two:
+with few tiles in all, the number of rounds decides.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ Product = tuple[Tensor, Tensor, Tensor]
 
 @triton.jit
 def walk(
-    a, b, o, first_row, high, n, k, start,
+    a, b, o, first_row, high, first_column, wide, k, start,
     TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of ``high`` tile rows of one product: GROUP rows at a time share columns in L2."""
-    wide = tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(start, high * wide, tl.num_programs(0), flatten=True):
+    """This program's share of a rectangle of tiles; GROUP tile rows at a time share columns in L2.
+
+    Returns where this program starts in the next rectangle: those idle in the last round go first.
+    """
+    programs = tl.num_programs(0)
+    for tile in tl.range(start, high * wide, programs, flatten=True):
         group = tile // (GROUP * wide)
         size = tl.minimum(high - group * GROUP, GROUP)
         inside = tile % (GROUP * wide)
         row = first_row + (group * GROUP + inside % size) * BLOCK_M
-        column = (inside // size) * BLOCK_N
+        column = first_column + (inside // size) * BLOCK_N
         total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for at in range(0, k, BLOCK_K):
             left = a.load([at, row]).T if TRANS_A else a.load([row, at])
@@ -49,36 +52,48 @@ def walk(
             first, second = tl.split(halves)
             o.store([row, column], first.to(o.dtype))
             o.store([row, column + BLOCK_N // 2], second.to(o.dtype))
+    return (start + programs - high * wide % programs) % programs
 
 
-@triton.jit
-def turn(start, tiles):
-    """The first tile of this program in the next walk: programs that the last round left idle go first."""
-    programs = tl.num_programs(0)
-    return (start + programs - tiles % programs) % programs
+NUMBERS = (
+    "high0",
+    "wide0",
+    "k0",
+    "edge_row",
+    "edge_high",
+    "edge_column",
+    "edge_wide",
+    "high1",
+    "wide1",
+    "k1",
+)
 
 
-@triton.jit(do_not_specialize=["high0", "n0", "k0", "tail", "tail_row", "high1", "n1", "k1"])
+@triton.jit(do_not_specialize=NUMBERS)
 def dual_gemm_tma_kernel(
-    a0, b0, o0, a_tail, o_tail, a1, b1, o1,
-    high0: tl.int32, n0: tl.int32, k0: tl.int32, tail: tl.int32, tail_row: tl.int32,
-    high1: tl.int32, n1: tl.int32, k1: tl.int32,
-    TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, BLOCK_M: tl.constexpr, TAIL_M: tl.constexpr,
-    SECOND_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr,
+    a0, b0, o0, a_edge, b_edge, o_edge, a1, b1, o1,
+    high0: tl.int32, wide0: tl.int32, k0: tl.int32,
+    edge_row: tl.int32, edge_high: tl.int32, edge_column: tl.int32, edge_wide: tl.int32,
+    high1: tl.int32, wide1: tl.int32, k1: tl.int32,
+    TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EDGE: tl.constexpr, EDGE_M: tl.constexpr, EDGE_N: tl.constexpr,
+    SECOND_M: tl.constexpr, SECOND_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """``high``: tile rows; ``tail`` (0, 1): one more, of height TAIL_M, at ``tail_row`` of the first."""
+    """The first product's whole tiles, its edge in smaller tiles if it has one, the second product."""
     start = tl.program_id(0)
-    walk(a0, b0, o0, 0, high0, n0, k0, start, TRANS_A, TRANS_B, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PARTS)
-    wide = tl.cdiv(n0, BLOCK_N)
-    start = turn(start, high0 * wide)
-    if TAIL_M:
-        walk(
-            a_tail, b0, o_tail, tail_row, tail, n0, k0, start,
-            TRANS_A, TRANS_B, TAIL_M, BLOCK_N, BLOCK_K, GROUP, PARTS,
+    start = walk(
+        a0, b0, o0, 0, high0, 0, wide0, k0, start, TRANS_A, TRANS_B, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, PARTS
+    )  # fmt: skip
+    if EDGE:
+        start = walk(
+            a_edge, b_edge, o_edge, edge_row, edge_high, edge_column, edge_wide, k0, start,
+            TRANS_A, TRANS_B, EDGE_M, EDGE_N, BLOCK_K, GROUP, PARTS,
         )  # fmt: skip
-        start = turn(start, tail * wide)
-    walk(a1, b1, o1, 0, high1, n1, k1, start, TRANS_A, TRANS_B, SECOND_M, BLOCK_N, BLOCK_K, GROUP, PARTS)
+    walk(
+        a1, b1, o1, 0, high1, 0, wide1, k1, start,
+        TRANS_A, TRANS_B, SECOND_M, SECOND_N, BLOCK_K, GROUP, PARTS,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,53 +161,75 @@ def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How the products are cut: whole tiles, an edge in halves of tiles, the second product."""
+
+    high: int
+    wide: int
+    edge: bool
+    edge_place: tuple[int, int, int, int]  # row, tile rows, column, tile columns
+    edge_block: tuple[int, int]
+    second_block: tuple[int, int]
+
+
+def cut(m0: int, n0: int, m1: int, n1: int, tiling: Tiling, programs: int) -> Cut:
+    block_m, block_n = tiling.block_m, tiling.block_n
+    high, wide = -(-m0 // block_m), -(-n0 // block_n)
+    half = block_m // 2
+    # 64 rows are the least that fill a warp group.
+    if half >= 64:
+        second = (half if m1 <= half else block_m, block_n)
+        if 0 < m0 % block_m <= half:
+            place = ((high - 1) * block_m, 1, 0, wide)
+            return Cut(high - 1, wide, True, place, (half, block_n), second)
+        return Cut(high, wide, False, (0, 0, 0, 0), (block_m, block_n), second)
+    # Few tiles: those beyond full rounds are halved, if one more round then holds them and the second product.
+    kept = high * wide // programs * programs // high
+    slim = block_n // 2
+    pieces = 2 * high * (wide - kept) + -(-m1 // block_m) * -(-n1 // slim)
+    if 0 < kept < wide and pieces <= programs:
+        place = (0, high, kept * block_n, 2 * (wide - kept))
+        return Cut(high, kept, True, place, (block_m, slim), (block_m, slim))
+    return Cut(high, wide, False, (0, 0, 0, 0), (block_m, block_n), (block_m, block_n))
+
+
 def dual_gemm_tma(products: Sequence[Product], tiling: Tiling | None = None) -> Launch | None:
     """Both products in one launch."""
     tiling = tiling or tiling_of(products)
     (a0, b0, o0), (a1, b1, o1) = products
     trans_a, trans_b = not row_major(a0), not row_major(b0)
-    m0, m1 = o0.shape[0], o1.shape[0]
-    half = tiling.block_m // 2
-    left_over = m0 % tiling.block_m
-    # 64 rows are the least that fill a warp group.
-    tail = half if half >= 64 and 0 < left_over <= half else 0
-    second = half if half >= 64 and m1 <= half else tiling.block_m
-    high = m0 // tiling.block_m if tail else -(-m0 // tiling.block_m)
+    programs = multiprocessors(o0.get_device()) * tiling.programs
+    (m0, n0), (m1, n1) = o0.shape, o1.shape
+    plan = cut(m0, n0, m1, n1, tiling, programs)
+    whole = (tiling.block_m, tiling.block_n)
+
+    def described_product(a: Tensor, b: Tensor, o: Tensor, block: tuple[int, int]) -> tuple[Described, ...]:
+        m, n = block
+        k = tiling.block_k
+        return (
+            (a.t(), [k, m]) if trans_a else (a, [m, k]),
+            (b.t(), [n, k]) if trans_b else (b, [k, n]),
+            (o, [m, n // tiling.parts]),
+        )
+
+    described = (
+        *described_product(a0, b0, o0, whole),
+        # Without an edge these are never read.
+        *described_product(a0, b0, o0, plan.edge_block),
+        *described_product(a1, b1, o1, plan.second_block),
+    )
+    second_m, second_n = plan.second_block
     numbers = (
-        high,
-        o0.shape[1],
-        a0.shape[1],
-        1 if tail else 0,
-        high * tiling.block_m,
-        -(-m1 // second),
-        o1.shape[1],
-        a1.shape[1],
+        *(plan.high, plan.wide, a0.shape[1]),
+        *plan.edge_place,
+        *(-(-m1 // second_m), -(-n1 // second_n), a1.shape[1]),
     )
-    a_blocks = [
-        [tiling.block_k, m] if trans_a else [m, tiling.block_k] for m in (tiling.block_m, tail, second)
-    ]
-    b_block = [tiling.block_n, tiling.block_k] if trans_b else [tiling.block_k, tiling.block_n]
-    o_blocks = [[m, tiling.block_n // tiling.parts] for m in (tiling.block_m, tail, second)]
-    left = [a.t() if trans_a else a for a in (a0, a1)]
-    right = [b.t() if trans_b else b for b in (b0, b1)]
-    described: tuple[Described, ...] = (
-        (left[0], a_blocks[0]),
-        (right[0], b_block),
-        (o0, o_blocks[0]),
-        # Without a tail its two descriptors are never read.
-        (left[0], a_blocks[1 if tail else 0]),
-        (o0, o_blocks[1 if tail else 0]),
-        (left[1], a_blocks[2]),
-        (right[1], b_block),
-        (o1, o_blocks[2]),
-    )
-    constants = (
-        trans_a, trans_b, tiling.block_m, tail, second, tiling.block_n, tiling.block_k, tiling.group,
-        tiling.parts,
-    )  # fmt: skip
+    blocks = (*whole, plan.edge, *plan.edge_block, *plan.second_block)
+    constants = (trans_a, trans_b, *blocks, tiling.block_k, tiling.group, tiling.parts)
     return launch_described(
         dual_gemm_tma_kernel,
-        multiprocessors(o0.get_device()) * tiling.programs,
+        programs,
         described,
         numbers,
         constants,

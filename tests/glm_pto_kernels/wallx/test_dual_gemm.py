@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 
 import pytest
@@ -67,6 +68,26 @@ def test_all_layouts(place, size, dtype, trans_a, trans_b):
     given = [torch.full_like(out, float("nan")) for out in made_here]
     assert csrc.asym_dual_gmm(*tensors, *given, trans_a, trans_b) is None
     close(given, tensors, trans_a, trans_b)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 130, 448, 449, 1088, 2100])
+@pytest.mark.parametrize("columns", [1, 200, 2048, 11008])
+def test_the_cut_covers_the_first_product_once(place, rows, columns):
+    if place.name == "torch":
+        pytest.skip("the reference has no tiles")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm_tma")
+    for _, tiling in kernels.TILINGS:
+        plan = kernels.cut(rows, columns, 32, 2048, tiling, 132 * tiling.programs)
+        covered = torch.zeros(-(-rows // 64), -(-columns // 64), dtype=torch.int8)
+
+        def cover(row, high, column, wide, block_m, block_n, covered=covered):
+            area = covered[row // 64 : row // 64 + high * block_m // 64]
+            area[:, column // 64 : column // 64 + wide * block_n // 64] += 1
+
+        cover(0, plan.high, 0, plan.wide, tiling.block_m, tiling.block_n)
+        if plan.edge:
+            cover(*plan.edge_place, *plan.edge_block)
+        assert bool((covered == 1).all()), (tiling, plan)
 
 
 def test_F7_any_strides_of_inputs_and_outputs(place):
