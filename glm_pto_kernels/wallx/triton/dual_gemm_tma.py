@@ -184,7 +184,7 @@ def cut(m0: int, n0: int, m1: int, n1: int, tiling: Tiling, programs: int) -> Cu
             place = ((high - 1) * block_m, 1, 0, wide)
             return Cut(high - 1, wide, True, place, (half, block_n), second)
         return Cut(high, wide, False, (0, 0, 0, 0), (block_m, block_n), second)
-    # Few tiles: those beyond full rounds are halved, if one more round then holds them and the second product.
+    # Few tiles: those beyond full rounds are halved, if one more round then holds them and the other product.
     kept = high * wide // programs * programs // high
     slim = block_n // 2
     pieces = 2 * high * (wide - kept) + -(-m1 // block_m) * -(-n1 // slim)
