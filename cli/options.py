@@ -102,12 +102,21 @@ def _reported(function: Command, flags: tuple[Command, ...]) -> Command:
     ) -> None:
         from glm_pto.cli.report import Report
 
-        report = Report(ctx.info_name or "", as_json, quiet, verbose, color)
+        target = _target(values.get("trees", ()), values.get("python"))
+        report = Report(ctx.info_name or "", as_json, quiet, verbose, color, target)
         ctx.exit(_guarded(report, lambda: function(report=report, **values)))
 
     for flag in flags:
         run = flag(run)
     return run
+
+
+def _target(trees: tuple[Path, ...], python: Path | None) -> str:
+    """The words of the command line that named the trees, for commands that a message recommends."""
+    import shlex
+
+    words = [str(tree) for tree in trees] + (["--python", str(python)] if python else [])
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 _COLOR = click.option(

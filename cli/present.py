@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def edited(report: Report, result: Result, dry_run: bool) -> int:
     """Report of apply and revert."""
     files = {(t.root, f.file) for t in result.trees for f in t.findings if f.action in text.DONE}
-    closing = text.closing(report.command, result, len(files), dry_run)
+    closing = text.closing(report.command, result, len(files), dry_run, report.target)
     return report.trees(result.trees, action=text.action(result, dry_run), closing=closing)
 
 
@@ -36,7 +36,9 @@ def surveyed(report: Report, result: Result, check: bool) -> int:
         f for f in findings if f.state.value != "absent" and (f.state.value != "applied" or f.message)
     ]
     code = 1 if check and (open_sites or not findings) else 0
-    return report.trees(result.trees, action=None, code=code, closing=text.advice(result.trees))
+    return report.trees(
+        result.trees, action=None, code=code, closing=text.advice(result.trees, report.target)
+    )
 
 
 def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> int:

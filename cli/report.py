@@ -31,6 +31,7 @@ class Report:
     quiet: bool = False
     verbose: bool = False
     color: str = "auto"
+    target: str = ""
 
     def colored(self) -> bool:
         """May this output be coloured? NO_COLOR and TERM=dumb count only where nothing was asked for."""

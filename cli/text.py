@@ -88,8 +88,8 @@ def last_line(command: str, code: int, fields: dict[str, object]) -> str:
 DONE = frozenset({Action.APPLIED, Action.RENEWED, Action.REVERTED})
 
 
-def closing(command: str, result: Result, files: int, dry_run: bool) -> str:
-    """What was done, in one sentence, and what to do next."""
+def closing(command: str, result: Result, files: int, dry_run: bool, target: str = "") -> str:
+    """What was done, in one sentence, and what to do next to the same ``target``."""
     done = sum(f.action in DONE for tree in result.trees for f in tree.findings)
     if not done and result.changed:
         stood = "All sites are guarded already" if command == "apply" else "No guard stands"
@@ -107,18 +107,19 @@ def closing(command: str, result: Result, files: int, dry_run: bool) -> str:
         return f"{amount} Nothing was written."
     if command == "revert":
         return f"{amount} The original statements stand alone again."
-    return (
-        f"{amount} Review with `glm-pto diff --applied`, undo with `glm-pto revert`; restart vLLM to load it."
-    )
+    target = plain(target)
+    review, undo = f"`glm-pto diff --applied{target}`", f"`glm-pto revert{target}`"
+    return f"{amount} Review with {review}, undo with {undo}; restart vLLM to load it."
 
 
-def advice(trees: Sequence[TreeReport]) -> str:
+def advice(trees: Sequence[TreeReport], target: str = "") -> str:
     """What to do next, where status sees something to do."""
+    target = plain(target)
     states = {f.state for tree in trees for f in tree.findings}
     if states & {State.MOVED, State.AMBIGUOUS, State.PASTED, State.EDITED}:
-        return "`glm-pto explain SITE` tells more about a site that stands in the way."
+        return f"`glm-pto explain SITE{target}` tells more about a site that stands in the way."
     if State.APPLICABLE in states or State.REINSTALLED in states:
-        return "`glm-pto diff` shows what apply would change, `glm-pto apply` does it."
+        return f"`glm-pto diff{target}` shows what apply would change, `glm-pto apply{target}` does it."
     return ""
 
 

@@ -162,3 +162,13 @@ def test_the_patch_applies_with_other_tools(run, tree: Path, tool: list[str]) ->
     selector = (tree / "vllm_ascend" / "ops" / "fused_moe" / "experts_selector.py").read_bytes()
     assert b"glm_pto_kernels.select_experts(" in selector and selector.count(b"\n") == selector.count(b"\r\n")
     assert run("diff", tree, "--exit-code", "--quiet").returncode == 1
+
+
+def test_the_commands_that_are_recommended_name_the_same_tree(run, tree: Path) -> None:
+    """Without the TREE they would speak of this environment's own packages."""
+    odd = tree.rename(tree.parent / "glm net")
+    assert "`glm-pto apply 'glm net'` does it" in run("status", odd.name).stdout
+    by_python = run("status", odd.name, "--python", sys.executable).stdout
+    assert f"`glm-pto apply 'glm net' --python {sys.executable}` does it" in by_python
+    shown = run("apply", odd.name, "--install-kernels").stdout
+    assert "`glm-pto diff --applied 'glm net'`" in shown and "`glm-pto revert 'glm net'`" in shown
