@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from glm_pto.codemods.findings import Refusal
@@ -237,7 +237,8 @@ def test_any_life_of_a_tree_ends_with_the_users_bytes(text: Text, steps: list[ob
 
 
 @pytest.mark.thorough
-@settings(max_examples=10_000, **COMMON)
-@given(texts(), STEPS, st.sampled_from([0o644, 0o600, 0o755, 0o664]))
-def test_ten_thousand_lives(text: Text, steps: list[object], mode: int) -> None:
-    live(text, steps, mode)
+@pytest.mark.parametrize("thousand", range(10))
+def test_ten_thousand_lives(thousand: int) -> None:
+    """A thousand a part, from a seed of its own: parts run side by side and tell how far they are."""
+    lives = given(texts(), STEPS, st.sampled_from([0o644, 0o600, 0o755, 0o664]))(live)
+    seed(thousand)(settings(max_examples=1000, **COMMON)(lives))()
