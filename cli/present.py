@@ -26,19 +26,14 @@ def edited(report: Report, result: Result, dry_run: bool) -> int:
     return report.trees(result.trees, action=text.action(result, dry_run), closing=closing)
 
 
-def surveyed(report: Report, result: Result, check: bool) -> int:
-    """Report of status; with ``check`` every site that the release has must be applied.
+def surveyed(report: Report, result: Result, check: bool, reached: bool) -> int:
+    """Report of status; every site of the release must be applied with ``check``, reached with ``reached``.
 
     A guard that another apply would renew, or whose else-branch is no known text, is not: it has a message.
     """
-    findings = [f for tree in result.trees for f in tree.findings]
-    open_sites = [
-        f for f in findings if f.state.value != "absent" and (f.state.value != "applied" or f.message)
-    ]
-    code = 1 if check and (open_sites or not findings) else 0
-    return report.trees(
-        result.trees, action=None, code=code, closing=text.advice(result.trees, report.target)
-    )
+    short = text.shortfall(result.trees, check, reached)
+    closing = " ".join(filter(None, (short, text.advice(result.trees, report.target))))
+    return report.trees(result.trees, action=None, code=1 if short else 0, closing=closing)
 
 
 def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> int:

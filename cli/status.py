@@ -17,7 +17,7 @@ EXAMPLES = """\
 \b
 Examples:
   glm-pto status
-  glm-pto status ./glm-net --check
+  glm-pto status ./glm-net --check --require reached
   glm-pto status --json
 """
 
@@ -26,6 +26,12 @@ Examples:
 @options.trees
 @options.choice
 @click.option("--check", is_flag=True, help="Exit 1 unless every site that the release has is applied.")
+@click.option(
+    "--require",
+    type=click.Choice(["reached"]),
+    metavar="reached",
+    help="Exit 1 where a site stands in code that a decode step does not reach.",
+)
 @options.output
 def command(
     report: Report,
@@ -34,9 +40,12 @@ def command(
     sites: tuple[str, ...],
     skip: tuple[str, ...],
     check: bool,
+    require: str | None,
 ) -> int:
     """Say for every site of every TREE where it stands, and whether a decode step reaches it.
 
-    The digest (--verbose, --json) is the same on nodes whose files are the same.
+    `reached` is read from the release's own code; the settings of your run that it rests on are named by
+    --verbose. The digest (--verbose, --json) is the same on nodes whose files are the same.
     """
-    return present.surveyed(report, glm_pto.status(trees, glm_pto.Options(sites, skip), python=python), check)
+    found = glm_pto.status(trees, glm_pto.Options(sites, skip), python=python)
+    return present.surveyed(report, found, check, require is not None)

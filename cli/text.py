@@ -112,6 +112,25 @@ def closing(command: str, result: Result, files: int, dry_run: bool, target: str
     return f"{amount} Review with {review}, undo with {undo}; restart vLLM to load it."
 
 
+def shortfall(trees: Sequence[TreeReport], applied: bool, reached: bool) -> str:
+    """What `status --check` (``applied``) and `--require reached` miss, in one sentence, else empty."""
+    short: dict[str, list[str]] = {}
+    for tree in trees:
+        rows = [f for f in tree.findings if f.state is not State.ABSENT]
+        ran = {f.site for f in rows if f.reached}
+        for row in rows:
+            if applied and row.state is not State.APPLIED:
+                short.setdefault(row.state.value, []).append(row.site)
+            elif applied and row.message:
+                short.setdefault("not as apply leaves it", []).append(row.site)
+            if reached and row.site not in ran:
+                short.setdefault("not reached", []).append(row.site)
+    if (applied or reached) and not any(tree.findings for tree in trees):
+        return "The check fails: no site that is asked for is in this tree."
+    parts = [f"{reason} ({', '.join(dict.fromkeys(sites))})" for reason, sites in short.items()]
+    return f"The check fails: {', '.join(parts)}." if parts else ""
+
+
 def advice(trees: Sequence[TreeReport], target: str = "") -> str:
     """What to do next, where status sees something to do."""
     target = plain(target)

@@ -82,6 +82,18 @@ def test_a_refusal_names_every_problem_and_ends_with_the_last_line(run, tree: Pa
 
 def test_status_check_asks_for_every_site(run, tree: Path) -> None:
     assert [run("status", tree).returncode, run("status", tree, "--check").returncode] == [0, 1]
+    run("apply", tree, "--install-kernels", "--skip", "gate")
+    assert "The check fails: applicable (gate)." in run("status", tree, "--check").stdout
+    assert run("status", tree, "--check", "--skip", "gate").returncode == 0
+
+
+def test_status_require_reached_fails_where_a_decode_step_does_not_pass(run, tree: Path) -> None:
+    """Without vllm-ascend nothing runs vllm's own shared expert in W8A8; the gate is on every path."""
+    assert run("status", tree, "--require", "reached").returncode == 0
+    shutil.rmtree(tree / "vllm_ascend")
+    failed = run("status", tree, "--require", "reached")
+    assert failed.returncode == 1 and "The check fails: not reached (attention_pre" in failed.stdout
+    assert run("status", tree, "--require", "reached", "--site", "gate").returncode == 0
 
 
 @pytest.mark.parametrize("encoding", [{"LC_ALL": "C"}, {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}])
