@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, locate, missing, reading, recipes, source
+from glm_pto.codemods import edit, guard, locate, missing, reading, recipes, shadow, source
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.guard import Guard
 from glm_pto.codemods.locate import Match
@@ -151,6 +151,13 @@ def _in_file(
         return replace(spot, finding=replace(spot.finding, state=State.AMBIGUOUS, message=message))
     if ours:
         return _applied(spot, file, ours[0], forms)
+    again = shadow.shadowed(file.tree, found[0].form.scope, found[0].function) if found else None
+    if again is not None:
+        scope = found[0].form.scope
+        message = f"{file.name}:{again}: {scope} is bound again here, so the guarded one would not run"
+        return replace(
+            spot, finding=replace(spot.finding, state=State.AMBIGUOUS, line=again, message=message)
+        )
     return _applicable(spot, file, found[0]) if found else None
 
 

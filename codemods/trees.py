@@ -95,8 +95,13 @@ def _merged(found: list[Tree]) -> tuple[Tree, ...]:
     roots: dict[Path, list[Tree]] = {}
     for tree in found:
         roots.setdefault(tree.root.resolve(), []).append(tree)
-    merged = []
+    merged: list[Tree] = []
+    seen: set[Path] = set()
     for same in roots.values():
+        real = {p.path.resolve() for tree in same for p in tree.packages}
+        if real <= seen:
+            continue  # links to packages that another tree holds already
+        seen |= real
         named = {p.name for tree in same for p in tree.packages}
         root = same[0].root
         merged.append(_make(root, tuple(root / name for name in PACKAGES if name in named)))
@@ -134,8 +139,8 @@ def _absolute(path: Path) -> Path:
 
 
 def is_package(folder: Path) -> bool:
-    """A folder with Python source at its top: `__init__.py`, or any module of a namespace package."""
-    return folder.is_dir() and ((folder / "__init__.py").is_file() or any(folder.glob("*.py")))
+    """A folder with Python source: `__init__.py`, or any module of a namespace package."""
+    return folder.is_dir() and ((folder / "__init__.py").is_file() or any(folder.rglob("*.py")))
 
 
 def _make(root: Path, folders: tuple[Path, ...]) -> Tree:

@@ -129,3 +129,10 @@ def test_revert_leaves_nothing_to_recall(root):
     (tree,) = trees.find([root])
     assert recall.recall(tree) is None
     assert status([root], Options(sites=("gate",))).trees[0].findings[0].state is State.APPLICABLE
+
+
+def test_a_state_that_others_can_write_is_not_believed(root):
+    tree = remember(root)
+    assert recall.recall(tree) is not None
+    (root / ".glm-pto").chmod(0o777)
+    assert recall.recall(tree) is None

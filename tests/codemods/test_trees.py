@@ -146,3 +146,17 @@ def test_what_is_no_version(text):
 def test_local_and_development_versions():
     assert trees.parse_version("0.25.1+empty") == (0, 25, 1, trees.FINAL)
     assert trees.parse_version("0.19.1rc2.dev1265+gabc") == (0, 19, 1, 2)
+
+
+def test_two_roots_that_link_to_the_same_packages_are_one(tmp_path):
+    package(tmp_path / "real", "vllm")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vllm").symlink_to(tmp_path / "real" / "vllm")
+    assert [t.root.name for t in trees.find([tmp_path / "a", tmp_path / "b"])] == ["a"]
+
+
+def test_namespace_package_without_a_module_at_its_top(tmp_path):
+    (tmp_path / "vllm" / "models").mkdir(parents=True)
+    (tmp_path / "vllm" / "models" / "glm.py").touch()
+    assert trees.find([tmp_path])[0].packages[0].name == "vllm"

@@ -1,0 +1,73 @@
+"""Is the function that a form names the one that runs, or does the file bind its name again further down?"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from glm_pto.codemods.locate import Function
+
+#: The arms of compound statements around a definition: two that differ in one arm exclude each other.
+Arms = tuple[tuple[ast.AST, str], ...]
+
+
+def shadowed(tree: ast.Module, scope: str, function: Function) -> int | None:
+    """Line where a later definition or assignment replaces the function or its class; None if none does.
+
+    Definitions in different arms of one ``if`` or ``try`` do not replace each other, and an assignment whose
+    value mentions what it replaces (a wrapper) keeps it in use.
+    """
+    if isinstance(function, ast.Module):
+        return None
+    owner: ast.AST = tree
+    *classes, name = scope.split(".")
+    for wanted in (*classes, name):
+        named = [(node, arms) for node, arms in _bindings(owner) if _binds(node, wanted)]
+        mine = next(((n, a) for n, a in named if _holds(n, function)), None)
+        if mine is None:
+            return None
+        for node, arms in named:
+            if node.lineno > mine[0].lineno and not _exclusive(arms, mine[1]):
+                return node.lineno
+        owner = mine[0]
+    return _assigned(tree, scope)
+
+
+def _bindings(owner: ast.AST, arms: Arms = ()) -> Iterator[tuple[ast.stmt, Arms]]:
+    """The statements of a module or class, also those below `if`, `try` and `with`, with their arms."""
+    for field in ("body", "orelse", "handlers", "finalbody"):
+        for node in getattr(owner, field, ()):
+            inner = arms if isinstance(owner, (ast.Module, ast.ClassDef)) else (*arms, (owner, field))
+            if isinstance(node, ast.stmt):
+                yield node, inner
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from _bindings(node, inner)
+
+
+def _binds(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        return node.name == name
+    if not isinstance(node, ast.Assign):
+        return False
+    mentions = any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node.value))
+    return not mentions and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+
+
+def _holds(node: ast.stmt, function: Function) -> bool:
+    line = function.body[0].lineno
+    return not isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or 0)
+
+
+def _exclusive(one: Arms, other: Arms) -> bool:
+    fields = {id(owner): field for owner, field in one}
+    return any(fields.get(id(owner), field) != field for owner, field in other)
+
+
+def _assigned(tree: ast.Module, scope: str) -> int | None:
+    """Line of ``Class.method = something else`` at the top level."""
+    for node, _ in _bindings(tree):
+        if not isinstance(node, ast.Assign) or scope in ast.unparse(node.value):
+            continue
+        if scope in [ast.unparse(target) for target in node.targets]:
+            return node.lineno
+    return None
