@@ -67,8 +67,9 @@ def reached(tree: Tree) -> Reached:
         )
     return Reached(
         False,
-        "with enforce_eager=True or cudagraph_mode=PIECEWISE, and contiguous caches: by default this release "
-        f"makes key and value strided views of one buffer, which stay native; not with {off}",
+        "with enforce_eager=True or cudagraph_mode=PIECEWISE; by default this release makes key and value "
+        "views of one buffer, whole blocks apart, which the pypto backend takes and the upstream backend "
+        f"leaves to the original code; not with {off}",
     )
 
 
