@@ -49,6 +49,8 @@ def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | 
         from glm_pto.cli import document
 
         return report.document(document.of_diff(found))
+    if not found.patch:
+        report.aside(f"no difference to show; `glm-pto status{report.target}` says where each site stands")
     if stat or output is not None:
         for line in text.stat(found):
             report.line(line)
@@ -126,6 +128,8 @@ def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()
         report.table(*text.proofs(checks))
         for line in text.proof_remarks(checks, report.verbose):
             report.line(f"  {line}", style="yellow")
+        report.line()
+        report.line(text.proof_summary(checks))
     if trials and not report.quiet:
         report.line()
         report.line("Run on the CPU, torch reference against the original statements", style="bold")

@@ -70,8 +70,8 @@ def ask(python: Path | None, folder: Path, guards: list[dict[str, str]]) -> list
     if done.returncode:
         why = done.stderr.strip().rpartition("\n")[2]
         raise Refusal(
-            f"{command[0]}: the guards could not be run ({why}); --run needs torch in that Python, "
-            "the proof without --run does not"
+            f"{command[0]}: the guards could not be run ({why}); --run needs torch in that Python: install "
+            "it there, or leave --run out, the proof needs no torch"
         )
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return answers

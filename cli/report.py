@@ -49,7 +49,7 @@ class Report:
 
             return self.document(document.of_trees(trees, action), code)
         for tree in trees if not self.quiet else ():
-            self._tree(tree)
+            self._tree(tree, text.PLANNED if action == "planned" else text.HEADINGS)
         if closing and not self.quiet:
             self.line(closing)
         findings = [f for tree in trees for f in tree.findings]
@@ -57,12 +57,12 @@ class Report:
         fields["trees"] = len(trees)
         return self.ended(code, {**fields, **text.counts(findings)})
 
-    def _tree(self, tree: TreeReport) -> None:
+    def _tree(self, tree: TreeReport, headings: Sequence[str]) -> None:
         self.line(text.heading(tree), style="bold")
-        self.table(text.HEADINGS, [text.row(f) for f in tree.findings])
+        self.table(headings, [text.row(f) for f in tree.findings])
         for remark in text.remarks(tree.findings, self.verbose):
             self.line(f"  {remark}", style="yellow")
-        for note in tree.notes:
+        for note in text.notes(tree):
             self.line(f"  {text.plain(note)}")
         if self.verbose and tree.digest:
             self.line(f"  digest {tree.digest}")
@@ -89,6 +89,11 @@ class Report:
     def line(self, words: str = "", *, style: str = "") -> None:
         """One line of text, already made plain."""
         self._write(sys.stdout, (_styled(words, style) if style and self.colored() else words) + "\n")
+
+    def aside(self, words: str) -> None:
+        """A remark for people where standard output is for something else."""
+        if not self.quiet:
+            self._write(sys.stderr, f"glm-pto {self.command}: {text.plain(words)}\n")
 
     def document(self, document: dict[str, Any], code: int = 0) -> int:
         """A JSON document, ASCII only, on one line: the last line of the output in every case."""

@@ -22,6 +22,8 @@ COLORS = {
 }  # fmt: skip
 
 HEADINGS = ("site", "state", "reached", "where")
+#: On a dry run nothing has the state that is shown.
+PLANNED = ("site", "would be", "reached", "where")
 
 
 def plain(value: object) -> str:
@@ -57,20 +59,28 @@ def row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def remarks(findings: Iterable[Finding], verbose: bool) -> list[str]:
-    """What the table has no room for: messages, and when a place that is not reached would be."""
-    lines = []
+    """What the table has no room for: messages, and when a place is reached. What is said of several sites
+    of one file is said once."""
+    lines: dict[str, list[str]] = {}
     for finding in findings:
         if finding.message and (verbose or finding.state is not State.APPLICABLE):
-            lines.append(f"{finding.site}: {finding.message}")
+            lines.setdefault(finding.message, []).append(finding.site)
         if (
             finding.reached_when
             and finding.state is not State.ABSENT
             and (verbose or finding.reached is not True)
         ):
-            lines.append(f"{finding.site}: * is reached {finding.reached_when}")
+            star = "" if finding.reached else "* "
+            lines.setdefault(f"{star}is reached {finding.reached_when}", []).append(finding.site)
         if verbose and finding.form:
-            lines.append(f"{finding.site}: form {finding.form}, place {finding.place}")
-    return [plain(line) for line in lines]
+            lines.setdefault(f"form {finding.form}, place {finding.place}", []).append(finding.site)
+    return [plain(f"{', '.join(dict.fromkeys(sites))}: {line}") for line, sites in lines.items()]
+
+
+def notes(tree: TreeReport) -> list[str]:
+    """What is said of the whole tree, without what the remark on a site says already."""
+    said = [f.message for f in tree.findings if f.state is not State.APPLICABLE]
+    return [note for note in tree.notes if not any(message.startswith(note) for message in said)]
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
@@ -185,7 +195,7 @@ def tally(words: Iterable[str]) -> dict[str, object]:
 def proofs(checks: Sequence[Check]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and rows of the table of verify: one row per guard, one column per check."""
     names = tuple(dict.fromkeys(c.name for c in checks))
-    guards = list(dict.fromkeys((c.site, c.file, c.line) for c in checks))
+    guards = sorted({(c.site, c.file, c.line) for c in checks})
     results = {(c.site, c.file, c.line, c.name): c.ok for c in checks}
     marks = {True: "ok", False: "NO", None: "?"}
     rows = []
@@ -196,6 +206,18 @@ def proofs(checks: Sequence[Check]) -> tuple[tuple[str, ...], list[tuple[str, ..
         verdict = "refuted" if "NO" in cells else "proved"
         rows.append((plain(site), verdict, *cells, plain(f"{file}:{line}")))
     return ("site", "verdict", *names, "where"), rows
+
+
+def proof_summary(checks: Sequence[Check]) -> str:
+    """What the table amounts to, in one sentence."""
+    guards = {(c.site, c.file, c.line) for c in checks}
+    refuted = {(c.site, c.file, c.line) for c in checks if c.ok is False}
+    amount = f"{len(guards)} guard{'s' if len(guards) != 1 else ''}, {len(checks)} checks"
+    if refuted:
+        return f"{amount}: {len(refuted)} refuted; `glm-pto explain SITE` tells more about a site."
+    undecided = sum(c.ok is None for c in checks)
+    left = f" {undecided} could not be decided here, see above." if undecided else ""
+    return f"{amount}, none refuted: a guard that is off, or taken out, leaves the original program.{left}"
 
 
 def proof_remarks(checks: Sequence[Check], verbose: bool) -> list[str]:

@@ -62,17 +62,18 @@ def prepare_apply(
     finished = report(files, after, actions)
     unreached = _unreached(finished, chosen) if asked.require_reached else []
     memory = {} if asked.sites or asked.skip else recall.note(files, chosen, finished)
-    finished = _noted(finished, _of_layer(layer))
+    finished = _noted(finished, _of_layer(layer, asked.dry_run))
     return Prepared(tree, (*changes, *layer), finished, tuple(unreached), memory)
 
 
-def _of_layer(changes: Sequence[FileChange]) -> list[str]:
+def _of_layer(changes: Sequence[FileChange], dry_run: bool) -> list[str]:
     """What is done to the copied operator layer, for the report: it has no row of its own."""
     if not changes:
         return []
     verb = "made" if all(c.before is None for c in changes) else "renewed"
     verb = "taken out" if all(c.after is None for c in changes) else verb
-    return [f"the copy of {KERNELS} beside the packages is {verb} ({len(changes)} files)"]
+    tense = "would be" if dry_run else "is"
+    return [f"the copy of {KERNELS} beside the packages {tense} {verb} ({len(changes)} files)"]
 
 
 def _noted(done: TreeReport, notes: Sequence[str]) -> TreeReport:
@@ -123,7 +124,7 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
     gone = {_key(s) for s in spots if s.finding.state in _STANDING}
     gone -= {_key(s) for s in after if s.finding.state in _STANDING}
     done = report(files, after, dict.fromkeys(gone, Action.REVERTED))
-    return Prepared(tree, (*changes, *layer), _noted(done, [*kept, *_of_layer(layer)]))
+    return Prepared(tree, (*changes, *layer), _noted(done, [*kept, *_of_layer(layer, asked.dry_run)]))
 
 
 def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tuple[FileChange | None, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from glm_pto.cli import demo
 from tests.cli.schema import faults
 
 LAST = re.compile(r"^glm-pto [a-z]+: exit=\d( [a-z_]+=\S+)*$")
@@ -184,3 +185,35 @@ def test_the_commands_that_are_recommended_name_the_same_tree(run, tree: Path) -
     assert f"`glm-pto apply 'glm net' --python {sys.executable}` does it" in by_python
     shown = run("apply", odd.name, "--install-kernels").stdout
     assert "`glm-pto diff --applied 'glm net'`" in shown and "`glm-pto revert 'glm net'`" in shown
+
+
+def test_a_dry_run_says_what_would_be_and_not_what_is(run, tree: Path) -> None:
+    planned = run("apply", tree, "--install-kernels", "--dry-run").stdout
+    assert "would be" in planned.splitlines()[1] and "would be made" in planned and " is made" not in planned
+    done = run("apply", tree, "--install-kernels").stdout
+    assert "state" in done.splitlines()[1] and " is made" in done
+
+
+def test_what_holds_for_several_sites_of_a_file_is_said_once(run, tree: Path) -> None:
+    run("apply", tree, "--install-kernels")
+    for folder in tree.glob("[!.]*"):
+        shutil.rmtree(folder)
+    demo.write(tree)  # what a reinstall does
+    told = [line for line in run("status", tree).stdout.splitlines() if "since the last apply" in line]
+    assert len(told) == 4 and told[0].startswith(
+        "  attention_pre, gate: vllm/model_executor/models/glm4_moe.py"
+    )
+
+
+def test_a_diff_without_a_difference_says_so_beside_the_empty_patch(run, tree: Path) -> None:
+    answer = run("diff", tree, "--applied")
+    assert (answer.returncode, answer.stdout) == (0, "") and "no difference to show" in answer.stderr
+    assert run("diff", tree, "--applied", "--quiet").stderr == ""
+
+
+def test_verify_counts_guards_and_checks_in_the_order_of_status(run, tree: Path) -> None:
+    run("apply", tree, "--install-kernels")
+    lines = run("verify", tree).stdout.splitlines()
+    sites = [line.split()[0] for line in lines if " proved " in line]
+    assert sites == sorted(sites) and len(sites) == 5
+    assert lines[-2].startswith("5 guards, 25 checks, none refuted")
