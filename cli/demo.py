@@ -35,7 +35,11 @@ Examples:
 STEPS = (
     ("Where do the sites stand?", ("status",)),
     ("What would change? Nothing is written.", ("diff", "--no-pager")),
-    ("Do it: all or nothing, checked before the first byte is written.", ("apply", "--install-kernels")),
+    (
+        "Do it: all or nothing, checked before the first byte is written. The operator layer is copied\n"
+        "# into the tree, which has no Python with glm-pto of its own.",
+        ("apply", "--install-kernels"),
+    ),
     ("Prove it: the else-branches are the original program.", ("verify",)),
     ("A second apply has nothing to do.", ("apply", "--quiet")),
     ("Take it out again.", ("revert",)),

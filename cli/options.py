@@ -126,8 +126,15 @@ _COLOR = click.option(
     metavar="WHEN",
     help="Colour the output: auto (on a terminal, unless NO_COLOR is set), always or never.",
 )
-_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Say more: forms, messages, digests.")
-_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print only the last line.")
+_VERBOSE = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Say more: forms, messages, settings that `reached` rests on, digests.",
+)
+_QUIET = click.option(
+    "-q", "--quiet", is_flag=True, help="Print only the last line, where the command has one."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on one line.")
 
 
