@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,24 @@ import pytest
 from glm_pto.cli import fetch
 
 TreeFactory = Callable[..., Path]
+
+
+def load_triton_for_its_interpreter() -> None:
+    """Triton's own functions are interpreted only if the variable is set when Triton is first imported.
+
+    Anything that compiles may import it before the first test that interprets, so it is done here, where no
+    NVIDIA GPU could run the kernels anyway.
+    """
+    if Path("/dev/nvidiactl").exists() or importlib.util.find_spec("triton") is None:
+        return
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    importlib.import_module("triton")
+    if before is None:
+        del os.environ["TRITON_INTERPRET"]
+
+
+load_triton_for_its_interpreter()
 
 
 @pytest.fixture
