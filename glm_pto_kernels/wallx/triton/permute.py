@@ -15,6 +15,7 @@ from glm_pto_kernels.wallx.triton.launch import (
     Kernel,
     Variant,
     dense_rows,
+    empty_rows,
     floor_power_of_2,
     mark_complete,
     power_of_2,
@@ -136,8 +137,8 @@ def permute(
     kept = list(workspace)
     if slots == 0:
         return x.new_zeros(rows, x.shape[1]), indices.new_empty(0, dtype=torch.int32), kept
-    out = x.new_empty((rows, x.shape[1]))
-    row_map = torch.empty(slots, dtype=torch.int32, device=x.device)
+    out = empty_rows(x, rows)
+    row_map = indices.new_empty(slots, dtype=torch.int32)
     x, indices = dense_rows(x), indices.contiguous()
     rank, chunk, chunks = 0, MAX_ROWS, 1
     table = indices

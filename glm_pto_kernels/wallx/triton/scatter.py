@@ -20,6 +20,7 @@ from glm_pto_kernels.wallx.triton.launch import (
     Kernel,
     Variant,
     dense_rows,
+    empty_rows,
     is_complete,
     power_of_2,
     rows_for,
@@ -131,7 +132,7 @@ SCATTER, ZERO = Kernel(scatter_kernel), Kernel(zero_kernel)
 
 def permute_with_map(x: Tensor, row_id_map: Tensor, rows: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.permute_with_map``."""
-    out = x.new_empty((rows, x.shape[1]))
+    out = empty_rows(x, rows)
     scatter(dense_rows(x), row_id_map.contiguous(), None, None, out, None, top_k)
     return out
 
@@ -140,7 +141,7 @@ def unpermute_bwd(grad: Tensor, y: Tensor, row_id_map: Tensor, prob: Tensor | No
     """See ``glm_pto_kernels.wallx.unpermute_bwd``."""
     tokens = grad.shape[0]
     top_k = 1 if prob is None else prob.shape[1]
-    act_grad = grad.new_empty((y.shape[0], grad.shape[1]))
+    act_grad = empty_rows(y, y.shape[0])
     prob_grad = torch.empty((tokens, top_k), dtype=torch.float32, device=grad.device)
     grad, row_id_map = dense_rows(grad), row_id_map.contiguous()
     if prob is None or top_k == 1:

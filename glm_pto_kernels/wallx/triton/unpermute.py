@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, power_of_2, rows_for
+from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, empty_rows, power_of_2, rows_for
 
 
 @triton.jit(do_not_specialize=["tokens", "rows_in"])
@@ -59,7 +59,7 @@ GATHER = Kernel(gather_kernel)
 def unpermute(y: Tensor, row_id_map: Tensor, prob: Tensor | None, tokens: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.unpermute``."""
     hidden, device = y.shape[1], y.get_device()
-    out = y.new_empty((tokens, hidden))
+    out = empty_rows(y, tokens)
     if top_k == 0 or tokens == 0 or hidden == 0:
         return out.zero_()
     y, row_id_map = dense_rows(y), row_id_map.contiguous()
