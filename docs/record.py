@@ -23,7 +23,8 @@ from rich.text import Text
 
 from glm_pto.cli import demo
 
-PICTURE = Path(__file__).resolve().parent / "assets" / "apply-diff-revert.svg"
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "assets" / "apply-diff-revert.svg"
 WIDTH = 132
 STEPS = (
     ("apply", "glm-net"),
@@ -39,6 +40,7 @@ def shown(folder: Path, arguments: tuple[str, ...]) -> str:
         os.chdir(folder)
         kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "GLM_PTO_BACKEND")}
         settings = {**kept, "TERM": "xterm-256color", "COLUMNS": str(WIDTH), "LINES": "200"}
+        settings["PYTHONPATH"] = os.pathsep.join([str(ROOT), settings.get("PYTHONPATH", "")])
         os.execve(sys.executable, [sys.executable, "-m", "glm_pto.cli", *arguments], settings)
     out = io.BytesIO()
     while True:
@@ -49,8 +51,12 @@ def shown(folder: Path, arguments: tuple[str, ...]) -> str:
         if not part:
             break
         out.write(part)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
     os.close(descriptor)
+    if status:
+        raise SystemExit(
+            f"glm-pto {' '.join(arguments)} failed, nothing is recorded: {out.getvalue().decode()}"
+        )
     text = out.getvalue().decode().replace("\r\n", "\n").replace(str(folder), "~")
     return re.sub(r"glm-pto \w+: still working \.\.\.\n", "", text)
 

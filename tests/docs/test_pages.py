@@ -73,3 +73,10 @@ def test_guards_that_are_shown_are_those_that_apply_writes(page: Path, tmp_path:
     ]
     shown = re.findall(r"^if glm_pto_kernels\..*$", page.read_text(), re.M)
     assert shown and [line for line in shown if line not in written] == []
+
+
+def test_the_picture_shows_a_run_that_succeeded() -> None:
+    text = (ROOT / "docs" / "assets" / "apply-diff-revert.svg").read_text().replace("&#160;", " ")
+    assert "5 sites guarded in 4 files" in text
+    assert "5 sites taken out in 4 files" in text
+    assert "Error" not in text
