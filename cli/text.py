@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 #: Colour of a state on a terminal.
 COLORS = {
     "applied": "green", "renewed": "green", "reverted": "green", "applicable": "cyan", "unchanged": "green",
-    "absent": "bright_black", "skipped": "yellow", "moved": "red", "ambiguous": "red", "pasted": "red",
-    "edited": "red", "refused": "red", "reinstalled": "yellow",
+    "absent": "bright_black", "moved": "red", "ambiguous": "red", "pasted": "red",
+    "edited": "red", "reinstalled": "yellow",
     "proved": "green", "refuted": "red", "agrees": "green", "differs": "red", "not run": "yellow",
 }  # fmt: skip
 

@@ -31,8 +31,6 @@ class Action(str, Enum):
     RENEWED = "renewed"
     REVERTED = "reverted"
     UNCHANGED = "unchanged"
-    SKIPPED = "skipped"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ class Match:
     block: tuple[ast.stmt, ...]
     parent: ast.AST
     bound: Bindings
-    pasted: bool = False
 
     @property
     def line(self) -> int:
@@ -95,8 +94,7 @@ def matches(source: Source, form: Form) -> list[Match]:
                 end = len(block) if form.rest else start + len(site)
                 bound = fit(form, block[start:end])
                 if bound is not None and _within(form, arms):
-                    pasted = any(KERNELS in names_in(node.test) for node, _ in arms)
-                    found.append(Match(form, function, tuple(block[start:end]), parent, bound, pasted))
+                    found.append(Match(form, function, tuple(block[start:end]), parent, bound))
     return found
 
 
@@ -209,11 +207,6 @@ def _within(form: Form, arms: tuple[tuple[ast.If, str], ...]) -> bool:
     test, arm = form.within
     node, side = arms[-1]
     return arm == side and pattern.match(pattern.compile_expression(test), node.test, {}) is not None
-
-
-def names_in(node: ast.AST) -> set[str]:
-    """All plain names that a node reads or binds."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def pasted_lines(source: Source, names: frozenset[str]) -> list[int]:

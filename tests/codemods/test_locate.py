@@ -65,12 +65,6 @@ def test_where_limits_a_hole():
     assert not locate.matches(read(text), form(where={"a": ("3",)}))
 
 
-def test_statements_below_a_hand_made_switch_are_marked():
-    text = "class A:\n def run(s):\n  if glm_pto_kernels.ON:\n   pass\n  else:\n   x = f(1)\n"
-    (match,) = locate.matches(read(text), form())
-    assert match.pasted
-
-
 UNBOUND = {
     "parameter": ("class A:\n def run(s, a):\n  x = f(1)\n", set()),
     "local_above": ("class A:\n def run(s):\n  a = 1\n  x = f(1)\n", set()),
