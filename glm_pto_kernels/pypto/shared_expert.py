@@ -28,8 +28,8 @@ def refusal(*, hidden: int, intermediate: int, dtype: torch.dtype = torch.bfloat
         return f"hidden states must be torch.bfloat16, got {dtype}"
     if hidden < 1024 or hidden % 512:
         return f"hidden size must be a multiple of 512 from 1024 on, got {hidden}"
-    if intermediate < 32 or intermediate % 32:
-        return f"intermediate size must be a multiple of 32, got {intermediate}"
+    if intermediate < 32 or intermediate % 8:
+        return f"intermediate size must be a multiple of 8 from 32 on, got {intermediate}"
     for blocks in UNROLL:
         rows = blocks * BLOCK
         for tile in (up_tile(rows, hidden, intermediate), down_tile(rows, hidden, intermediate)):
@@ -56,7 +56,8 @@ def down_tile(rows: int, hidden: int, intermediate: int) -> CubeTile:
 
 
 def _tile(rows: int, k: int, n: int, width: int, l0: int) -> CubeTile:
-    m = max(rows, 32)
+    # Tiles are whole blocks of int8; a product that is not (GLM-4.5-Air cut in 8 or 16) ends in a tail.
+    m, k, n = max(rows, 32), chip.round_up(k, chip.BLOCK), chip.round_up(n, chip.BLOCK)
     columns = divisor(n, min(width, chip.L0C // (chip.ACCUMULATOR * m)), 32)
     k_l1 = divisor(k, chip.L1 // (m + columns), 32)
     # At most half of L0, as the other half is being filled meanwhile.
@@ -143,7 +144,7 @@ def build(hidden: int, intermediate: int) -> Any:
             part = middle_rows(rows, intermediate)
             pypto.set_vec_tile_shapes(part, 2 * intermediate)
             act = dequantise(up, q_scale, w13_scale)
-            pypto.set_vec_tile_shapes(part, intermediate)
+            pypto.set_vec_tile_shapes(part, chip.round_up(intermediate, chip.BLOCK))
             gate = pypto.view(act, [rows, intermediate], [0, 0], valid_shape=[valid, intermediate])
             lin = pypto.view(act, [rows, intermediate], [0, intermediate], valid_shape=[valid, intermediate])
             sigmoid = pypto.add(pypto.exp(pypto.mul(gate, -1.0)), 1.0)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import glm_pto_kernels as K
+from glm_pto_kernels import backends
 from glm_pto_kernels.ops import shared_expert as op
+from glm_pto_kernels.pypto import shared_expert as kernel
 from tests.glm_pto_kernels.stand_ins import SMALL, RMSNorm, SharedExpert, Sizes, frozen, glm_4_5, glm_4_5_air
 
 TOKENS = (1, 2, 31, 32, 33, 200)
@@ -61,6 +63,16 @@ def test_a_row_of_zeros_gives_zeros() -> None:
     assert torch.equal(
         K.ffn_share_expert_quant(SharedExpert(SMALL), hidden)[1], torch.zeros(SMALL.hidden).bfloat16()
     )
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_follows_the_limits_of_the_pypto_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = backends.Choice("pypto", sizes=lambda **sizes: kernel.refusal(**sizes))
+    monkeypatch.setitem(backends.CHOICES, "shared_expert", choice)
+    for sizes, word in ((glm_4_5_air(16), None), (glm_4_5(16), None), (SMALL, "hidden size")):
+        layer, hidden = SharedExpert(sizes), torch.zeros(2, sizes.hidden).bfloat16()
+        reason = K.ffn_share_expert_quant_refusal(layer, hidden)
+        assert reason is None if word is None else word in (reason or "")
 
 
 def broken(change: Callable[[SharedExpert], None]) -> SharedExpert:
