@@ -1,6 +1,7 @@
-"""Hazard 10 on whole commands and a real pair: strace kills, or fails, the process at every call that writes.
+"""Hazard 10 on whole commands and a real pair: strace kills, or fails, the process at every call.
 
-Between two calls that change the disk the disk is the same, so a death at each of them covers every moment.
+Between two calls that change the disk the disk is the same, so a death at each of those covers every moment.
+Errors are tried at the calls that read the tree, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,6 @@ from tests.codemods import planted
 
 LightTree = Callable[[str | None, str | None], Path]
 Names = dict[str, tuple[int, bytes | str | None]]
-Call = tuple[str, int]
 
 pytestmark = [
     pytest.mark.crash,
@@ -33,7 +34,32 @@ WRITING = (
     *("openat", "write", "pwrite64", "ftruncate", "fsync", "fchmod", "fchown", "utimensat", "flock"),
     *("rename", "renameat", "renameat2", "link", "linkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir"),
 )
+READING = ("read", "getdents64")
+#: Counted only where they are about the tree: elsewhere (modules, /proc) their number is not always the same.
+OF_TREE = frozenset({"openat", *READING})
+#: Errors, and whether a call that reads is failed with them too.
+ERRORS = {"ENOSPC": False, "EIO": True, "EACCES": True, "EINTR": False}
 LINE = re.compile(r"^\d+ +(?P<call>\w+)\((?P<rest>.*)$")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The ``number``-th call of its kind in a run."""
+
+    name: str
+    number: int
+    writes: bool
+
+
+def writes(line: re.Match[str]) -> bool:
+    """May the call change the disk?"""
+    reads = line["call"] in READING or (line["call"] == "openat" and "O_CREAT" not in line["rest"])
+    return not reads and not speaks(line)
+
+
+def speaks(line: re.Match[str]) -> bool:
+    """Is it about standard output?"""
+    return line["call"] == "write" and line["rest"].startswith(("1,", "2,"))
 
 
 class Trial:
@@ -41,12 +67,15 @@ class Trial:
 
     def __init__(self, seed: Path, work: Path, command: str) -> None:
         self.seed, self.root, self.command = seed, work / "tree", command
-        self.log = work / "calls"
+        self.log, self.bytecode = work / "calls", work / "bytecode"
         self.reset()
         self.before = self.names()
-        self.calls = self.trace(command)
+        places = [self.root, self.root / ".glm-pto", *self.root.rglob("*")]
+        self.of_tree = [option for place in dict.fromkeys(places) for option in ("-P", str(place))]
+        self.run([], command, keep_bytecode=True)
         self.after = self.names()
         assert self.before != self.after
+        self.calls = [call for call in self.trace(command, self.reset) if call.writes]
 
     def reset(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
@@ -55,32 +84,43 @@ class Trial:
     def names(self) -> Names:
         return {name: found for name, found in planted.names(self.root).items() if not name.endswith("/lock")}
 
-    def strace(self, command: str, *options: str) -> int:
-        line = ["strace", "-f", "-qq", "-o", str(self.log), *options]
-        run = [sys.executable, "-m", "glm_pto.cli", command, "--quiet", str(self.root)]
-        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-        return subprocess.run([*line, *run], env=env, capture_output=True, check=False).returncode
+    def run(self, tracer: list[str], command: str, *, keep_bytecode: bool = False) -> int:
+        """Exit status of a command. Its modules are compiled once, into a folder outside of the tree."""
+        line = [*tracer, sys.executable, "-m", "glm_pto.cli", command, "--quiet", str(self.root)]
+        env = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": str(self.bytecode)}
+        env["PYTHONDONTWRITEBYTECODE"] = "" if keep_bytecode else "1"
+        return subprocess.run(line, env=env, capture_output=True, check=False).returncode
 
-    def trace(self, command: str) -> list[Call]:
-        """The calls of a command that change the disk, each with its number among its kind."""
-        assert self.strace(command, "-e", f"trace={','.join(WRITING)}") == 0
-        counts: Counter[str] = Counter()
+    def strace(self, command: str, kinds: Sequence[str], *options: str) -> int:
+        where = self.of_tree if OF_TREE.issuperset(kinds) else []
+        tracer = ["strace", "-f", "-qq", "-o", str(self.log), *where, "-e", f"trace={','.join(kinds)}"]
+        return self.run([*tracer, *options], command)
+
+    def lines(self) -> list[re.Match[str]]:
+        """The calls that were made in the last run, as strace writes them down."""
+        return list(filter(None, map(LINE.match, self.log.read_text(errors="replace").splitlines())))
+
+    def trace(self, command: str, begin: Callable[[], object]) -> list[Call]:
+        """The calls of a command, each with its number among its kind."""
         found = []
-        for line in self.log.read_text(errors="replace").splitlines():
-            match = LINE.match(line)
-            if match is None:
-                continue
-            call, rest = match["call"], match["rest"]
-            counts[call] += 1
-            reads = call == "openat" and "O_CREAT" not in rest
-            speaks = call == "write" and rest.startswith(("1,", "2,"))
-            if not reads and not speaks:
-                found.append((call, counts[call]))
+        for of_tree in (False, True):
+            begin()
+            kinds = [kind for kind in (*WRITING, *READING) if (kind in OF_TREE) is of_tree]
+            assert self.strace(command, kinds) == 0
+            counts: Counter[str] = Counter()
+            for line in self.lines():
+                counts[line["call"]] += 1
+                if not speaks(line):
+                    found.append(Call(line["call"], counts[line["call"]], writes(line)))
         return found
 
     def inject(self, command: str, call: Call, what: str) -> int:
-        name, number = call
-        return self.strace(command, "-e", f"trace={name}", "-e", f"inject={name}:{what}:when={number}")
+        return self.strace(command, [call.name], "-e", f"inject={call.name}:{what}:when={call.number}")
+
+    def kill(self, command: str, call: Call) -> None:
+        """Make this call the last one that a command makes."""
+        assert self.inject(command, call, "signal=KILL") == -9, f"{command} was not killed at {call}"
+        assert writes(self.lines()[-1]), f"{command} was killed at another call than {call}"
 
     def settle(self) -> None:
         """The next command; afterwards everything is old or everything is new."""
@@ -106,7 +146,7 @@ def test_hazard_10_killed_at_every_call_of_a_command(trial: Trial) -> None:
     assert len(trial.calls) > 60
     for call in trial.calls:
         trial.reset()
-        assert trial.inject(trial.command, call, "signal=KILL") == -9, f"not killed at {call}"
+        trial.kill(trial.command, call)
         trial.check_whole()
         trial.settle()
     print(f"{trial.command}: killed at {len(trial.calls)} calls, 0 mixed, 0 torn, 0 left over")
@@ -114,16 +154,20 @@ def test_hazard_10_killed_at_every_call_of_a_command(trial: Trial) -> None:
 
 def test_hazard_10_killed_at_every_call_of_the_next_command(trial: Trial) -> None:
     """Deaths while the new files are written, renamed, and cleared up after, then deaths of the recovery."""
-    renames = [call for call in trial.calls if call[0].startswith("rename")]
-    unlinks = [call for call in trial.calls if call[0] == "unlinkat"]
+    renames = [call for call in trial.calls if call.name.startswith("rename")]
+    unlinks = [call for call in trial.calls if call.name == "unlinkat"]
     total = 0
     for first in (renames[0], renames[len(renames) // 2], renames[-1], unlinks[-3]):
-        trial.reset()
-        assert trial.inject(trial.command, first, "signal=KILL") == -9
-        for call in trial.trace("status"):
+
+        def dead(first: Call = first) -> None:
             trial.reset()
-            assert trial.inject(trial.command, first, "signal=KILL") == -9
-            assert trial.inject("status", call, "signal=KILL") == -9
+            trial.kill(trial.command, first)
+
+        dead()
+        trial.run([], "status", keep_bytecode=True)
+        for call in [call for call in trial.trace("status", dead) if call.writes]:
+            dead()
+            trial.kill("status", call)
             trial.check_whole()
             trial.settle()
             total += 1
@@ -131,17 +175,20 @@ def test_hazard_10_killed_at_every_call_of_the_next_command(trial: Trial) -> Non
     print(f"{trial.command}: recovery killed at {total} calls, 0 mixed, 0 torn, 0 left over")
 
 
-def test_hazard_10_an_error_at_every_call_of_a_command(trial: Trial) -> None:
-    errors = ("ENOSPC", "EIO", "EACCES", "EINTR", "EDQUOT")
+@pytest.mark.parametrize("error", ERRORS.keys())
+def test_hazard_10_an_error_at_every_call_of_a_command(trial: Trial, error: str) -> None:
+    """At those that read the tree, too. A command that still says 0 has done all of its work."""
+    calls = trial.trace(trial.command, trial.reset) if ERRORS[error] else trial.calls
     codes: Counter[int] = Counter()
-    for number, call in enumerate(trial.calls):
+    for call in calls:
         trial.reset()
-        code = trial.inject(trial.command, call, f"error={errors[number % len(errors)]}")
+        code = trial.inject(trial.command, call, f"error={error}")
         codes[code] += 1
-        assert code in (0, 3, 4), f"{errors[number % len(errors)]} at {call}"
+        assert sum("(INJECTED)" in line["rest"] for line in trial.lines()) == 1, f"no {error} at {call}"
+        assert code in (0, 3, 4), f"{error} at {call}"
         for name, (_, content) in (trial.after if code == 0 else trial.before).items():
             if name.endswith(".py"):
-                assert (trial.root / name).read_bytes() == content, f"changed by an error at {call}"
+                assert (trial.root / name).read_bytes() == content, f"changed by {error} at {call}"
         trial.settle()
-    assert codes[4] > 20
-    print(f"{trial.command}: errors at {len(trial.calls)} calls, exit codes {dict(codes)}, 0 bytes changed")
+    assert codes[0 if error == "EINTR" else 4] > 20  # Python itself repeats many calls that were interrupted
+    print(f"{trial.command}: {error} at {len(calls)} calls, exit codes {dict(codes)}, 0 bytes changed")
