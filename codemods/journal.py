@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -64,9 +65,11 @@ def read(control: int) -> tuple[Journal, bool] | None:
         if disk.find(control, name) is None:
             continue
         try:
-            data = disk.read(control, name, seal.LIMIT)[0]
+            data, look, _ = disk.read(control, name, seal.LIMIT)
         except disk.NotRegular as error:
             raise seal.Unusable("it is not a regular file") from error
+        if look.mode & stat.S_IWOTH:
+            raise seal.Unusable("others could have written it")
         return _decode(seal.load(_KIND, _FORMAT, data)), done
     return None
 

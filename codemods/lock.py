@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from glm_pto.codemods import disk
 from glm_pto.codemods.findings import Refusal, WriteFailure
-from glm_pto.codemods.target import CONTROL
+from glm_pto.codemods.target import CONTROL, Spot, read_only
 
 NAME = "lock"
 #: Seconds to wait for another run before saying that it is busy.
@@ -109,10 +109,9 @@ def _open(folders: disk.Folders) -> tuple[int, int]:
             folders.forget(home)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise Refusal(
-                    f"{folders.root}: the folder is read-only for this user ({error.strerror}); "
-                    "run as its owner"
-                ) from error
+                here = Spot(CONTROL, folders.root, CONTROL)
+                why = read_only(folders.open(folders.root), here, None)
+                raise Refusal(why or f"{home}: {error.strerror}; run as its owner") from error
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise Refusal(
                     f"{home}: must be a folder of its own, not a link or file; remove it"

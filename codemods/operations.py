@@ -136,7 +136,7 @@ def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
 
             recovery = transaction.recover(tree.root)
             if recovery:
-                tree = replace(tree, notes=(recovery.message, *recovery.notes))
+                tree = replace(tree, notes=(*tree.notes, recovery.message, *recovery.notes))
         found.append(tree)
     return tuple(found)
 
@@ -182,11 +182,24 @@ def _run(action: str, prepared: Sequence[Prepared], asked: Options) -> Result:
         for one in prepared
         for p in one.problems
     ]
+    problems += _met_twice(prepared)
     if problems:
         raise Refusal(*problems, findings=tuple(f for one in prepared for f in one.report.findings))
     if not asked.dry_run:
         prepared = _write_all(action, prepared)
     return Result(tuple(one.report for one in prepared), action, any(one.changes for one in prepared))
+
+
+def _met_twice(prepared: Sequence[Prepared]) -> list[str]:
+    """Files that two of the trees lead to by links: the second could only find them changed."""
+    names: dict[Path, list[str]] = {}
+    for change in (change for one in prepared for change in one.changes):
+        names.setdefault(change.path.resolve(), []).append(str(change.path))
+    return [
+        f"{real}: {' and '.join(paths)} are links to this one file; name one TREE at a time"
+        for real, paths in names.items()
+        if len(paths) > 1
+    ]
 
 
 def _write_all(action: str, prepared: Sequence[Prepared]) -> list[Prepared]:

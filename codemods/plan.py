@@ -151,14 +151,24 @@ def _in_file(
         return replace(spot, finding=replace(spot.finding, state=State.AMBIGUOUS, message=message))
     if ours:
         return _applied(spot, file, ours[0], forms)
-    again = shadow.shadowed(file.tree, found[0].form.scope, found[0].function) if found else None
-    if again is not None:
-        scope = found[0].form.scope
-        message = f"{file.name}:{again}: {scope} is bound again here, so the guarded one would not run"
-        return replace(
-            spot, finding=replace(spot.finding, state=State.AMBIGUOUS, line=again, message=message)
-        )
-    return _applicable(spot, file, found[0]) if found else None
+    if not found:
+        return None
+    again, message = _bound_again(file, found[0].form, found[0].line)
+    if again:
+        finding = replace(spot.finding, state=State.AMBIGUOUS, line=again, message=message)
+        return replace(spot, finding=finding)
+    return _applicable(spot, file, found[0])
+
+
+def _bound_again(file: Source, form: Form, line: int) -> tuple[int, str]:
+    """Line and message where the function that holds ``line`` is replaced further down; 0 where it runs."""
+    for function in locate.functions(file.tree, form.scope):
+        start, end = locate.span(function, file)
+        again = shadow.shadowed(file.tree, form.scope, function) if start <= line <= end else None
+        if again:
+            what = f"{form.scope} is bound again here, so the guarded one would not run"
+            return again, f"{file.name}:{again}: {what}"
+    return 0, ""
 
 
 def _guards(file: Source, recipe: Recipe, forms: list[Form]) -> list[Guard]:
@@ -211,7 +221,7 @@ def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
         message = (
             "the guard is of an older version, or its else-branch was edited; apply renews it"
             if stale
-            else ""
+            else _bound_again(file, form, ours.header + 1)[1]
         )
         return replace(spot, finding=replace(row, form=form.name, message=message), stale=stale)
     message = (

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from glm_pto.codemods import reading, state
 from glm_pto.codemods.findings import Finding, State, TreeReport
-from glm_pto.codemods.target import CONTROL
 from glm_pto.codemods.trees import Tree
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ def note(files: Files, chosen: Iterable[Recipe], report: TreeReport) -> dict[str
 
 def recall(tree: Tree) -> Memory | None:
     """What was written down, if every file it rests on is still the same; else None."""
-    if not _private(tree.root):
-        return None
     record = state.load(tree.root).record
     memory = record.survey if record else {}
     try:
@@ -67,15 +64,6 @@ def recall(tree: Tree) -> Memory | None:
         return Memory(report, tuple(str(name) for name in memory["functions"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # not what `note` writes: the text decides
-
-
-def _private(root: Path) -> bool:
-    """May nobody but the tree's owner, root and this user have written the state?"""
-    try:
-        folder, tree = (root / CONTROL).lstat(), root.stat()
-    except OSError:
-        return False
-    return folder.st_uid in {0, tree.st_uid, os.geteuid()} and not folder.st_mode & 0o022
 
 
 def _unchanged(root: Path, looked: Mapping[str, str | None]) -> bool:

@@ -10,6 +10,8 @@ from glm_pto.codemods.locate import Function
 #: The arms of compound statements around a definition: two that differ in one arm exclude each other.
 Arms = tuple[tuple[ast.AST, str], ...]
 
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
 
 def shadowed(tree: ast.Module, scope: str, function: Function) -> int | None:
     """Line where a later definition or assignment replaces the function or its class; None if none does.
@@ -35,7 +37,7 @@ def shadowed(tree: ast.Module, scope: str, function: Function) -> int | None:
 
 def _bindings(owner: ast.AST, arms: Arms = ()) -> Iterator[tuple[ast.stmt, Arms]]:
     """The statements of a module or class, also those below `if`, `try` and `with`, with their arms."""
-    for field in ("body", "orelse", "handlers", "finalbody"):
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
         for node in getattr(owner, field, ()):
             inner = arms if isinstance(owner, (ast.Module, ast.ClassDef)) else (*arms, (owner, field))
             if isinstance(node, ast.stmt):
@@ -45,17 +47,16 @@ def _bindings(owner: ast.AST, arms: Arms = ()) -> Iterator[tuple[ast.stmt, Arms]
 
 
 def _binds(node: ast.stmt, name: str) -> bool:
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+    if isinstance(node, _DEFINITIONS):
         return node.name == name
-    if not isinstance(node, ast.Assign):
-        return False
-    mentions = any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node.value))
-    return not mentions and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((a.asname or a.name).partition(".")[0] == name for a in node.names)
+    return name in _replaced(node)
 
 
 def _holds(node: ast.stmt, function: Function) -> bool:
     line = function.body[0].lineno
-    return not isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or 0)
+    return isinstance(node, _DEFINITIONS) and node.lineno <= line <= (node.end_lineno or 0)
 
 
 def _exclusive(one: Arms, other: Arms) -> bool:
@@ -65,9 +66,23 @@ def _exclusive(one: Arms, other: Arms) -> bool:
 
 def _assigned(tree: ast.Module, scope: str) -> int | None:
     """Line of ``Class.method = something else`` at the top level."""
-    for node, _ in _bindings(tree):
-        if not isinstance(node, ast.Assign) or scope in ast.unparse(node.value):
-            continue
-        if scope in [ast.unparse(target) for target in node.targets]:
-            return node.lineno
-    return None
+    return next((node.lineno for node, _ in _bindings(tree) if scope in _replaced(node)), None)
+
+
+def _replaced(node: ast.stmt) -> set[str]:
+    """What an assignment (or ``setattr``) gives a value that does not mention it."""
+    targets: list[ast.expr] = []
+    value: ast.expr | None = None
+    if isinstance(node, ast.Assign):
+        targets, value = node.targets, node.value
+    elif isinstance(node, ast.AnnAssign):
+        targets, value = [node.target], node.value
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) == 3:
+        owner, name, given = node.value.args
+        if ast.unparse(node.value.func) == "setattr" and isinstance(name, ast.Constant):
+            targets, value = [ast.Attribute(owner, str(name.value), ast.Store())], given
+    if value is None:
+        return set()
+    named = {ast.unparse(one) for target in targets for one in getattr(target, "elts", [target])}
+    kept = {ast.unparse(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute))}
+    return named - kept

@@ -76,7 +76,9 @@ def load(root: Path) -> StateRead:
             None, f"{path.parent}: cannot be opened ({error.strerror}); judging by the text alone"
         )
     try:
-        data = disk.read(folder, NAME, seal.LIMIT)[0]
+        data, _, found = disk.read(folder, NAME, seal.LIMIT)
+        if _of_others(os.fstat(folder), found, Path(root).stat().st_uid):
+            return StateRead(None, f"{path}: others could have written it; judging by the text alone")
         return StateRead(decode(data))
     except FileNotFoundError:
         return StateRead(None)
@@ -85,6 +87,11 @@ def load(root: Path) -> StateRead:
         return StateRead(None, f"{path}: not usable, {why}; judging by the text alone")
     finally:
         os.close(folder)
+
+
+def _of_others(folder: os.stat_result, file: os.stat_result, owner: int) -> bool:
+    """Could anybody but root, this user and the tree's owner have written the state?"""
+    return folder.st_uid not in {0, os.geteuid(), owner} or bool((folder.st_mode | file.st_mode) & 0o022)
 
 
 def merge(

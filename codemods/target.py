@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from glm_pto.codemods.findings import Refusal
 
 #: The hidden folder beside the packages that holds lock, journal and state.
 CONTROL = ".glm-pto"
+#: FS_IOC_GETFLAGS and two of its flags (linux/fs.h): nobody may replace what has them.
+_GETFLAGS, _IMMUTABLE, _APPEND = 0x80086601, 0x10, 0x20
 
 
 @dataclass(frozen=True)
@@ -75,21 +79,44 @@ def read_only(folder: int, spot: Spot, found: os.stat_result | None) -> str | No
 
     What has no write permission at all is refused to root too: whoever made it so meant it.
     """
-    mode = stat.S_IMODE(os.fstat(folder).st_mode)
-    if not mode & 0o222 or not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
-        return (
-            f"{spot.parent}: the folder is read-only (mode {mode:04o}), so {spot.name} cannot be replaced; "
-            "run as its owner, or make a writable copy of the environment"
-        )
+    why = _not_ours(
+        folder, os.fstat(folder), os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True)
+    )
+    if why:
+        return f"{spot.parent}: the folder is {why}; until then {spot.name} cannot be replaced"
     if found is None:
         return None
+    permitted = os.access(spot.name, os.W_OK, dir_fd=folder, effective_ids=True)
+    handle = os.open(spot.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        why = _not_ours(handle, found, permitted)
+    finally:
+        os.close(handle)
+    return f"{spot.real}: the file is {why}" if why else None
+
+
+def _not_ours(handle: int, found: os.stat_result, permitted: bool) -> str:
+    """What keeps this user from replacing a file or folder, and what to do; empty where nothing does."""
+    for flag, word, letter in ((_IMMUTABLE, "immutable", "i"), (_APPEND, "append-only", "a")):
+        if _attributes(handle) & flag:
+            return f"{word} (chattr +{letter}), to root too; take that off (chattr -{letter}) if it is yours"
     mode = stat.S_IMODE(found.st_mode)
-    if not mode & 0o222 or not os.access(spot.name, os.W_OK, dir_fd=folder, effective_ids=True):
-        return (
-            f"{spot.real}: the file is read-only (mode {mode:04o}); "
-            "make it writable (chmod u+w) if it is yours to change"
-        )
-    return None
+    if not mode & 0o222:
+        return f"read-only (mode {mode:04o}); make it writable (chmod u+w) if it is yours to change"
+    if permitted:
+        return ""
+    if os.fstatvfs(handle).f_flag & os.ST_RDONLY:
+        return "on a read-only file system; make a writable copy of the environment"
+    return f"read-only for this user (owner {found.st_uid}, mode {mode:04o}); run as its owner"
+
+
+def _attributes(handle: int) -> int:
+    """The file's attributes as ``chattr`` sets them; 0 where its file system has none."""
+    try:
+        answer = fcntl.ioctl(handle, _GETFLAGS, bytes(8))
+    except OSError:
+        return 0
+    return int.from_bytes(answer[:4], sys.byteorder)
 
 
 def open_to_all(folders: disk.Folders, reals: list[Path]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,20 +91,23 @@ def find(targets: Sequence[str | Path], python: Path | None = None) -> tuple[Tre
 
 
 def _merged(found: list[Tree]) -> tuple[Tree, ...]:
-    """One tree a root, by whatever names and through whichever of its packages it was given."""
+    """One tree a root, by whatever names and through whichever of its packages it was given.
+
+    A package that several roots link to is worked on in the first of them.
+    """
     roots: dict[Path, list[Tree]] = {}
     for tree in found:
         roots.setdefault(tree.root.resolve(), []).append(tree)
+    held: dict[Path, Path] = {}
     merged: list[Tree] = []
-    seen: set[Path] = set()
     for same in roots.values():
-        real = {p.path.resolve() for tree in same for p in tree.packages}
-        if real <= seen:
-            continue  # links to packages that another tree holds already
-        seen |= real
         named = {p.name for tree in same for p in tree.packages}
-        root = same[0].root
-        merged.append(_make(root, tuple(root / name for name in PACKAGES if name in named)))
+        folders = [same[0].root / name for name in PACKAGES if name in named]
+        here = tuple(f for f in folders if held.setdefault(f.resolve(), f) == f)
+        notes = [f"{f}: the same folder as {held[f.resolve()]}, where it is seen to" for f in folders]
+        told = tuple(note for note, f in zip(notes, folders, strict=True) if f not in here)
+        if here:
+            merged.append(replace(_make(same[0].root, here), notes=told))
     return tuple(merged)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -191,6 +192,38 @@ def test_hazard_06_two_hits_are_ambiguous_and_nothing_changes(tmp_path: Path, te
     refused(tmp_path, "glm4_moe.py", "more than once")
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "if 1:\n    class Glm4MoE(nn.Module):\n        pass\n",
+        "Glm4MoE.forward = other\n",
+        "from fast import Glm4MoE\n",
+    ],
+    ids=["class_again", "method_assigned", "class_imported"],
+)
+def test_hazard_06_a_definition_that_is_replaced_is_not_guarded(tmp_path: Path, end: str) -> None:
+    plant(tmp_path, MODEL + "\n\n" + end)
+    refused(tmp_path, "glm4_moe.py", "Glm4MoE.forward is bound again here")
+
+
+def test_hazard_06_a_guard_that_no_longer_runs_is_told_of(tmp_path: Path) -> None:
+    file = plant(tmp_path)
+    planted.apply(tmp_path)
+    file.write_text(file.read_text() + "\nGlm4MoE.forward = other\n")
+    (row,) = operations.status([tmp_path], Options(sites=("gate",))).trees[0].findings
+    assert row.state is Row.APPLIED
+    assert "bound again here, so the guarded one would not run" in row.message
+    assert cli("status", "--check", "--site", "gate", tmp_path).returncode == 1
+    planted.revert(tmp_path)
+    assert file.read_text() == MODEL + "\nGlm4MoE.forward = other\n"
+
+
+def test_hazard_06_a_definition_for_another_version_does_not_count(tmp_path: Path) -> None:
+    arms = "if old:\n    class Glm4MoE:\n        pass\nelse:\n" + textwrap.indent(METHOD, "    ")
+    plant(tmp_path, HEAD + arms)
+    assert round_trip(tmp_path).count(MARK) == 1
+
+
 # 7: the import
 
 
@@ -235,6 +268,32 @@ def test_hazard_08_read_only_is_a_plain_error_before_the_first_write(tmp_path: P
         refused(tmp_path, "glm4_moe.py", "read-only")
     finally:
         locked.chmod(mode)
+
+
+@pytest.mark.parametrize(("letter", "word"), [("i", "immutable"), ("a", "append-only")])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_hazard_08_what_even_root_may_not_replace(tmp_path: Path, what: str, letter: str, word: str) -> None:
+    file = plant(tmp_path)
+    locked = file if what == "file" else file.parent
+    if shutil.which("chattr") is None or subprocess.run(["chattr", f"+{letter}", locked]).returncode:
+        pytest.skip("no such attributes on this file system, or not for this user")
+    try:
+        refused(tmp_path, str(locked), word, f"chattr -{letter}")
+    finally:
+        subprocess.run(["chattr", f"-{letter}", locked], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_hazard_08_a_read_only_file_system_is_named(tmp_path: Path) -> None:
+    plant(tmp_path)
+    mounts = [["mount", "--bind", tmp_path, tmp_path], ["mount", "-o", "remount,ro,bind", tmp_path]]
+    if any(subprocess.run(command, capture_output=True).returncode for command in mounts):
+        subprocess.run(["umount", tmp_path], capture_output=True)
+        pytest.skip("no mounts here")
+    try:
+        refused(tmp_path, str(tmp_path), "on a read-only file system")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 # 9: links and other ways of installing

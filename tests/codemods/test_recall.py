@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -131,8 +132,19 @@ def test_revert_leaves_nothing_to_recall(root):
     assert status([root], Options(sites=("gate",))).trees[0].findings[0].state is State.APPLICABLE
 
 
-def test_a_state_that_others_can_write_is_not_believed(root):
+@pytest.mark.parametrize(
+    ("name", "mode"), [(".glm-pto", 0o777), (".glm-pto", 0o775), (".glm-pto/state.json", 0o666)]
+)
+def test_a_state_that_others_can_write_is_not_believed(root, name, mode):
     tree = remember(root)
     assert recall.recall(tree) is not None
-    (root / ".glm-pto").chmod(0o777)
+    (root / name).chmod(mode)
+    assert recall.recall(tree) is None
+    assert any("others could have written it" in note for note in status([root]).trees[0].notes)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_state_of_another_user_is_not_believed(root):
+    tree = remember(root)
+    os.chown(root / ".glm-pto", 54321, 54321)
     assert recall.recall(tree) is None

@@ -144,6 +144,17 @@ def test_a_hidden_folder_that_all_can_write_is_not_believed(tree: Path) -> None:
         commit(tree, change(tree / "vllm/a.py"))
 
 
+def test_a_journal_that_all_can_write_is_not_believed(tree: Path) -> None:
+    work = journal.Journal("0123456789abcdef", 1, (journal.Entry("vllm/a.py", None, seal.digest(OLD)),))
+    (tree / ".glm-pto").mkdir()
+    file = tree / ".glm-pto" / journal.OPEN
+    file.write_bytes(seal.dump("journal", 1, asdict(work)))
+    file.chmod(0o666)
+    with pytest.raises(Refusal, match="others could have written it"):
+        transaction.recover(tree, wait=2)
+    assert (tree / "vllm/a.py").read_bytes() == OLD
+
+
 @pytest.mark.parametrize("name", [".glm-pto", ".glm-pto/lock"])
 def test_a_linked_hidden_folder_or_lock_is_refused(tree: Path, outside: Path, name: str) -> None:
     path = tree / name

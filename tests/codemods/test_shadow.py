@@ -17,6 +17,12 @@ SHADOWED = {
     "method_replaced": FIRST + "A.run = other\n",
     "method_replaced_below_if": FIRST + "if q:\n A.run = other\n",
     "class_replaced": FIRST + "A = Other\n",
+    "class_imported": FIRST + "from fast import A\n",
+    "class_imported_under_the_name": FIRST + "try:\n import fast as A\nexcept E:\n pass\n",
+    "class_replaced_with_annotation": FIRST + "A: type = Other\n",
+    "method_replaced_with_others": FIRST + "A.run, A.walk = one, two\n",
+    "method_replaced_by_setattr": FIRST + "setattr(A, 'run', other)\n",
+    "method_replaced_below_match": FIRST + "match q:\n case 1:\n  A.run = other\n",
 }
 IN_USE = {
     "alone": FIRST,
@@ -27,6 +33,11 @@ IN_USE = {
     "wrapped_class": FIRST + "A = wrap(A)\n",
     "another_class": FIRST + "class B:\n def run(s):\n  pass\n",
     "another_method": FIRST + "A.walk = other\n",
+    "another_import": FIRST + "from fast import B as C, D\n",
+    "annotated_only": FIRST + "A: type\n",
+    "imported_before": "from fast import A\n" + FIRST,
+    "imported_or_defined": "try:\n from fast import A\nexcept E:\n class A:\n  def run(s):\n   x = f(1)\n",
+    "wrapped_by_setattr": FIRST + "setattr(A, 'run', wrap(A.run))\n",
 }
 
 

@@ -76,3 +76,32 @@ def test_a_user_who_edits_between_is_not_overwritten(
     assert (roots[0] / FILE).read_bytes().endswith(b"# mine\n")
     operations.revert([roots[0]])
     assert (roots[0] / FILE).read_text() == MODEL + "# mine\n"
+
+
+def test_a_package_that_both_link_to_is_worked_on_once(tmp_path: Path) -> None:
+    """The trees have a package of their own, too, so neither is the other under another name."""
+    real, roots = tmp_path / "real", [tmp_path / "one", tmp_path / "two"]
+    plant(real)
+    for root in roots:
+        (root / "vllm_ascend").mkdir(parents=True)
+        (root / "vllm_ascend/__init__.py").touch()
+        (root / "vllm").symlink_to(real / "vllm")
+    before = [planted.names(root) for root in (real, *roots)]
+    result = operations.apply(roots, GATE)
+    assert (real / FILE).read_bytes().count(MARK) == 1
+    assert [[f.package for f in tree.findings] for tree in result.trees] == [["vllm"], []]
+    assert any("two/vllm: the same folder as" in note for note in result.trees[1].notes)
+    assert operations.revert(roots).changed
+    assert [planted.names(root) for root in (real, *roots)] == before
+
+
+def test_a_file_that_both_link_to_is_refused_with_both_names(roots: list[Path], tmp_path: Path) -> None:
+    real = (roots[0] / FILE).rename(tmp_path / "shared.py")
+    for root in roots:
+        (root / FILE).unlink(missing_ok=True)
+        (root / FILE).symlink_to(real)
+    with pytest.raises(Refusal, match=r"shared\.py: .*/one/.* and .*/two/.* are links to this one file"):
+        operations.apply(roots, GATE)
+    assert operations.apply(roots[:1], GATE).changed
+    assert operations.revert(roots[1:]).changed
+    assert real.read_text() == MODEL
