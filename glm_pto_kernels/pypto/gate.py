@@ -59,6 +59,20 @@ def build(hidden: int, experts: int) -> Any:
 
     fp32 = pypto.DT_FP32
 
+    def block(x: Any, weight: Any, out: Any, first: Any, rows: int) -> None:
+        """The logits of ``rows`` tokens from ``first`` on, at most two cube tasks an iteration.
+
+        Three or more in one iteration would wait for a common predecessor and be started in turn.
+        """
+        tile = tiles(rows, hidden, experts)
+        n = divisor(experts, 2 * tile.n if rows == SMALL else tile.n, tile.n)
+        valid = (x.shape[0] - first).min(rows)
+        for e in pypto.loop(experts // n, name=f"EXPERTS_{rows}", idx_name=f"e_{rows}"):
+            pypto.set_cube_tile_shapes(*tile.shapes())
+            part = pypto.view(x, [rows, hidden], [first, 0], valid_shape=[valid, hidden])
+            w = pypto.view(weight, [n, hidden], [e * n, 0])
+            out[first:, e * n :] = pypto.matmul(part, w, fp32, b_trans=True)
+
     @pypto.frontend.jit(
         runtime_options={"run_mode": pypto.RunMode.NPU, "stitch_function_max_num": 128},
     )
@@ -71,19 +85,10 @@ def build(hidden: int, experts: int) -> Any:
         # 33 tokens are one large iteration that is half empty: that is faster than three small ones.
         large = (tokens + LARGE // 2 - 1) // LARGE
         for i, count in pypto.loop_unroll(large, name="LARGE", idx_name="i", unroll_list=list(UNROLL)):
-            rows = count * LARGE
-            first = i * LARGE
-            valid = (tokens - first).min(rows)
-            x = pypto.view(hidden_states, [rows, hidden], [first, 0], valid_shape=[valid, hidden])
-            pypto.set_cube_tile_shapes(*tiles(rows, hidden, experts).shapes())
-            router_logits[first:, 0:] = pypto.matmul(x, gate_weight, fp32, b_trans=True)
+            block(hidden_states, gate_weight, router_logits, i * LARGE, count * LARGE)
         small = ((tokens - large * LARGE).max(0) + SMALL - 1) // SMALL
         for j in pypto.loop(small, name="SMALL", idx_name="j"):
-            first = large * LARGE + j * SMALL
-            valid = (tokens - first).min(SMALL)
-            x = pypto.view(hidden_states, [SMALL, hidden], [first, 0], valid_shape=[valid, hidden])
-            pypto.set_cube_tile_shapes(*tiles(SMALL, hidden, experts).shapes())
-            router_logits[first:, 0:] = pypto.matmul(x, gate_weight, fp32, b_trans=True)
+            block(hidden_states, gate_weight, router_logits, large * LARGE + j * SMALL, SMALL)
 
     return gate
 
