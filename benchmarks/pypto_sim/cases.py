@@ -122,7 +122,7 @@ def attention_pre_inputs(
     first_layer: bool = False,
     loud: bool = False,
 ) -> dict[str, Any]:
-    """``loud`` inputs saturate int8."""
+    """``loud`` inputs saturate int8, and their bias needs more bits than fp32 has."""
     random = seeded()
     total = (heads + 2 * kv_heads) * head
 
@@ -141,7 +141,9 @@ def attention_pre_inputs(
         "atten_qkv_input_scale_reciprocal": torch.full((hidden,), 80.0 if loud else 20.0).bfloat16(),
         "atten_qkv_input_offset": torch.full((hidden,), 3.0).bfloat16(),
         "atten_qkv_weight": torch.randint(-127, 128, (hidden, total), dtype=torch.int8, generator=random),
-        "atten_qkv_quant_bias": torch.randint(-999, 999, (total,), dtype=torch.int32, generator=random),
+        "atten_qkv_quant_bias": torch.randint(
+            *((-(2**30), 2**30) if loud else (-999, 999)), (total,), dtype=torch.int32, generator=random
+        ),
         "atten_qkv_deq_scale": torch.rand(total, generator=random) * 2e-5 + 1e-6,
         "atten_q_norm_weight": normal(head, scale=0.1, shift=1.0) if head_norm else None,
         "atten_q_norm_bias": normal(head, scale=0.1) if head_norm and biases else None,
