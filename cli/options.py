@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,17 @@ def _reported(function: Command, flags: tuple[Command, ...]) -> Command:
     for flag in flags:
         run = flag(run)
     return run
+
+
+def settle(report: Report, trees: tuple[Path, ...], python: Path | None) -> None:
+    """Finish or roll back what an interrupted run left, and say so where the report has no notes on trees."""
+    from glm_pto.codemods import operations
+    from glm_pto.codemods.findings import UsageError
+
+    with suppress(UsageError):  # of which the command itself will tell
+        for tree in operations.settled(trees, python):
+            for note in tree.notes:
+                report.aside(note)
 
 
 def _target(trees: tuple[Path, ...], python: Path | None) -> str:

@@ -36,6 +36,7 @@ def command(report: Report, trees: tuple[Path, ...], python: Path | None, run: b
     it must give exactly what the original statements give, switched on the torch reference must be called
     once and agree. That says nothing about the speed or the numbers of an NPU.
     """
+    options.settle(report, trees, python)
     from glm_pto.cli import rehearsal
     from glm_pto.codemods import verify
 

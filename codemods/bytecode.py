@@ -49,8 +49,8 @@ def stale(folders: disk.Folders, spot: Spot, after: bytes | None, mtime_ns: int)
             if error.errno != errno.ENAMETOOLONG:  # no such file then, either
                 raise
             continue
-        except disk.NotRegular:
-            raise Refusal(f"{place.real}: is not a regular file; remove it, Python would run it") from None
+        except disk.NotRegular as odd:
+            raise Refusal(f"{place.real}: {odd.what}; remove it, Python would run it") from None
         level = _level(place, stem)
         new = None
         if after is not None and level is not None:

@@ -21,6 +21,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
+#: Far above any source or compiled file that a transaction touches; bounds memory and time on hostile trees.
+LIMIT = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,11 @@ class Look:
 
 
 class NotRegular(Exception):
-    """The name is a link, folder, pipe or device, not a regular file."""
+    """The name is a link, folder, pipe or device, or larger than any file of ours; ``what`` tells which."""
+
+    def __init__(self, name: str, what: str = "is not a regular file") -> None:
+        super().__init__(name)
+        self.what = what
 
 
 class Folders:
@@ -128,7 +134,10 @@ def find(folder: int, name: str) -> os.stat_result | None:
 
 
 def read(folder: int, name: str, limit: int | None = None) -> tuple[bytes, Look, os.stat_result]:
-    """Bytes (at most ``limit``), look and stat of the regular file ``name``; raises `NotRegular`, OSError."""
+    """Bytes, look and stat of the regular file ``name``; raises `NotRegular`, OSError.
+
+    With ``limit`` only so many bytes are read; without it a file beyond `LIMIT` is none to be read.
+    """
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except OSError as error:
@@ -139,7 +148,9 @@ def read(folder: int, name: str, limit: int | None = None) -> tuple[bytes, Look,
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise NotRegular(name)
-        data = _read_all(descriptor, limit)
+        if limit is None and found.st_size > LIMIT:
+            raise NotRegular(name, f"is larger than any file that glm-pto touches ({LIMIT >> 20} MiB)")
+        data = _read_all(descriptor, LIMIT if limit is None else limit)
         look = Look(stat.S_IMODE(found.st_mode), (found.st_uid, found.st_gid), _xattrs(descriptor))
     finally:
         os.close(descriptor)
@@ -199,9 +210,8 @@ def same(one: os.stat_result, other: os.stat_result | None) -> bool:
     )
 
 
-def _read_all(descriptor: int, limit: int | None) -> bytes:
+def _read_all(descriptor: int, left: int) -> bytes:
     parts: list[bytes] = []
-    left = limit if limit is not None else 1 << 62
     while left > 0 and (part := os.read(descriptor, min(_CHUNK, left))):
         parts.append(part)
         left -= len(part)

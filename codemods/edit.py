@@ -10,13 +10,14 @@ from glm_pto.codemods import guard as guards
 from glm_pto.codemods import imports, pattern, source
 from glm_pto.codemods.locate import Match
 from glm_pto.codemods.recipe import KERNELS, Form
-from glm_pto.codemods.source import Source, Unreadable, after, ending_of, first_line, indent_of
+from glm_pto.codemods.source import Source, Unreadable, after, bounded, ending_of, first_line, indent_of
 
 
 class SelfCheckFailed(Exception):
     """The edit is not the exact, reversible change that it must be: nothing is written, please report it."""
 
 
+@bounded
 def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> Source:
     """The file with a guard around each match (site name and match), proved to be exactly that."""
     lines: list[str] = list(file.lines)
@@ -33,6 +34,7 @@ def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> Source:
     return edited
 
 
+@bounded
 def strip(file: Source, sites: Collection[str] | None = None, *, force: bool = False) -> Source:
     """The file without the guards of the sites (all: None); our import line goes with the last guard.
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from glm_pto.codemods.recipe import KERNELS
-from glm_pto.codemods.source import Source, Unreadable, after, ending_of, first_line, indent_of
+from glm_pto.codemods.source import Source, Unreadable, after, bounded, ending_of, first_line, indent_of
 
 #: Version of the guard's form. A guard of another version with an intact digest is ours too.
 VERSION = 1
@@ -115,6 +116,7 @@ def _program(block: str) -> str:
     return ast.dump(ast.Module(getattr(holder, "body", []), []))
 
 
+@bounded
 def find(source: Source) -> list[Guard]:
     """Every guard of ours in the file, in order, including those that were edited by hand."""
     likely = (i for i, line in enumerate(source.lines) if _PREFIX in line and line.lstrip()[0] != "#")
@@ -147,13 +149,20 @@ def _header(node: ast.If) -> range:
 def _innermost(node: ast.AST, line: int) -> ast.stmt | None:
     """The innermost statement that a line belongs to."""
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for child in getattr(node, field, None) or ():
-            owner = child.pattern if isinstance(child, ast.match_case) else child
-            last = child.body[-1].end_lineno if isinstance(child, ast.match_case) else child.end_lineno
-            if owner.lineno <= line <= (last or 0):
-                inner = _innermost(child, line)
-                return inner or (child if isinstance(child, ast.stmt) else None)
+        children = getattr(node, field, None) or []
+        at = bisect_right(children, line, key=_start)
+        if not at:
+            continue
+        child = children[at - 1]
+        last = child.body[-1] if isinstance(child, ast.match_case) else child
+        if line <= (last.end_lineno or 0):
+            inner = _innermost(child, line)
+            return inner or (child if isinstance(child, ast.stmt) else None)
     return None
+
+
+def _start(child: ast.stmt | ast.ExceptHandler | ast.match_case) -> int:
+    return child.pattern.lineno if isinstance(child, ast.match_case) else child.lineno
 
 
 def _in_string(node: ast.stmt, line: int) -> bool:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from glm_pto.codemods import reading
 from glm_pto.codemods.findings import FileChange, Refusal
 from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.trees import search_path
@@ -34,7 +35,7 @@ def find(root: Path, functions: Iterable[str], search: list[str] | None = None) 
     places = list(spec.submodule_search_locations or ())
     init = Path(spec.origin or Path(places[0], "__init__.py"))
     folder = init.parent if init.name == "__init__.py" else init  # a module without a folder
-    text = init.read_text(encoding="utf-8", errors="replace") if init.is_file() else ""
+    text = reading.load(init).decode(errors="replace") if init.is_file() else ""
     wanted = [f"{function}_supported" for function in functions]
     return Layer(folder, tuple(name for name in wanted if name not in text))
 
@@ -95,7 +96,7 @@ def copy_in(root: Path) -> list[FileChange]:
     changes, edited = [], []
     for name, data in {**dict.fromkeys(written), **files}.items():
         path = target / name
-        before = path.read_bytes() if path.is_file() else None
+        before = reading.load(path) if path.is_file() else None
         if before is not None and name != RECEIPT and sha256(before).hexdigest() != written.get(name):
             edited.append(f"{path}: was edited since --install-kernels put it there; move it away")
         elif before != data:
@@ -109,9 +110,9 @@ def _receipt(target: Path) -> dict[str, str]:
     """What the copy in ``target`` was when it was made: hashes by file, inside that folder only."""
     receipt = target / RECEIPT
     try:
-        found = json.loads(receipt.read_bytes()) if receipt.is_file() else {}
+        found = json.loads(reading.load(receipt)) if receipt.is_file() else {}
         named = {str(name): str(digest) for name, digest in found.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise Refusal(f"{receipt}: is damaged; move {target} away and run the command again") from None
     inside = target.resolve()
     return {
@@ -134,11 +135,11 @@ def take_out(root: Path) -> tuple[list[FileChange], list[str]]:
         path = target / name
         if not path.is_file():
             continue
-        data = path.read_bytes()
+        data = reading.load(path)
         if sha256(data).hexdigest() == digest:
             changes.append(FileChange(path, data, None, KERNELS))
         else:
             kept.append(path.relative_to(root).as_posix())
     if not kept:
-        changes.append(FileChange(receipt, receipt.read_bytes(), None, KERNELS))
+        changes.append(FileChange(receipt, reading.load(receipt), None, KERNELS))
     return changes, kept

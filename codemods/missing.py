@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm_pto.codemods import locate, pattern, reading
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.recipe import MODULE, Form, Place, Recipe
-from glm_pto.codemods.source import Source, Unreadable, first_line
+from glm_pto.codemods.source import Source, Unreadable, bounded, first_line
 
 if TYPE_CHECKING:
     from glm_pto.codemods.plan import Files
@@ -24,6 +25,8 @@ _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 _COMPARED = 600
 #: From this likeness on, a statement at the top level of a file may be the one that was looked for.
 _ALIKE = 0.7
+#: No function upstream has so many statements; bounds the time of a hostile one.
+_LOOKED_AT = 500
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ class Near:
         return "; ".join(parts[:3]) + ("; ..." if len(parts) > 3 else "")
 
 
+@bounded
 def nearest(source: Source, forms: Iterable[Form]) -> Near | None:
     """The most alike run of statements for any of the forms; None where no form's function is there."""
-    found = (near for form in forms for near in _candidates(source, form))
+    found = (near for form in forms for near in islice(_candidates(source, form), _LOOKED_AT))
     return max(found, key=lambda near: near.likeness, default=None)
 
 
@@ -85,7 +89,10 @@ def explain(
 ) -> tuple[Finding, Path | None]:
     """The finding for a place where nothing fits, and the file that it names."""
     version = package.version or "of unknown version"
-    near = _nearest_of(files, place, package)
+    try:
+        near = _nearest_of(files, place, package)
+    except Unreadable as error:
+        return replace(blank, state=State.MOVED, message=str(error)), None
     if near is not None:
         file, candidate = near
         first, likest = candidate.wanted.splitlines()[0], candidate.found.splitlines()[0]

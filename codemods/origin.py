@@ -116,7 +116,7 @@ def _recorded(root: Path, path: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in sorted(root.glob(f"{package}-*.dist-info")):
         try:
-            record = (folder / "RECORD").read_bytes()
+            record = reading.load(folder / "RECORD", 16 * reading.MAX_BYTES)
         except OSError:
             continue
         for start in (record.find(b"\n" + wanted) + 1, 0):

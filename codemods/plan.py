@@ -131,6 +131,7 @@ def look(files: Files, recipe: Recipe, place: Place, package: Package) -> Spot:
     return Spot(recipe, place, row, near)
 
 
+@source.bounded
 def _in_file(
     file: Source, recipe: Recipe, place: Place, package: Package, name: str, blank: Finding
 ) -> Spot | None:

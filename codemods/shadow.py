@@ -51,7 +51,7 @@ def _binds(node: ast.stmt, name: str) -> bool:
         return node.name == name
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return any((a.asname or a.name).partition(".")[0] == name for a in node.names)
-    return name in _replaced(node)
+    return _replaces(node, name)
 
 
 def _holds(node: ast.stmt, function: Function) -> bool:
@@ -66,11 +66,11 @@ def _exclusive(one: Arms, other: Arms) -> bool:
 
 def _assigned(tree: ast.Module, scope: str) -> int | None:
     """Line of ``Class.method = something else`` at the top level."""
-    return next((node.lineno for node, _ in _bindings(tree) if scope in _replaced(node)), None)
+    return next((node.lineno for node, _ in _bindings(tree) if _replaces(node, scope)), None)
 
 
-def _replaced(node: ast.stmt) -> set[str]:
-    """What an assignment (or ``setattr``) gives a value that does not mention it."""
+def _replaces(node: ast.stmt, name: str) -> bool:
+    """Does an assignment (or ``setattr``) give the name a value that does not mention it?"""
     targets: list[ast.expr] = []
     value: ast.expr | None = None
     if isinstance(node, ast.Assign):
@@ -78,11 +78,19 @@ def _replaced(node: ast.stmt) -> set[str]:
     elif isinstance(node, ast.AnnAssign):
         targets, value = [node.target], node.value
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) == 3:
-        owner, name, given = node.value.args
-        if ast.unparse(node.value.func) == "setattr" and isinstance(name, ast.Constant):
-            targets, value = [ast.Attribute(owner, str(name.value), ast.Store())], given
-    if value is None:
-        return set()
-    named = {ast.unparse(one) for target in targets for one in getattr(target, "elts", [target])}
-    kept = {ast.unparse(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute))}
-    return named - kept
+        owner, member, given = node.value.args
+        if getattr(node.value.func, "id", "") == "setattr" and isinstance(member, ast.Constant):
+            targets, value = [ast.Attribute(owner, str(member.value), ast.Store())], given
+    flat = [one for target in targets for one in getattr(target, "elts", [target])]
+    if value is None or name not in map(_dotted, flat):
+        return False
+    return name not in map(_dotted, ast.walk(value))
+
+
+def _dotted(node: ast.AST) -> str:
+    """``a.b.c`` as text; empty for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""

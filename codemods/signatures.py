@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from glm_pto.codemods import reading
+
 
 def function(folder: Path, name: str) -> ast.arguments | None:
     """Parameters of ``name`` as the package in ``folder`` offers it; re-exports are followed inside it."""
@@ -85,6 +87,6 @@ def _module(root: Path, file: Path, node: ast.ImportFrom) -> Path | None:
 
 def _parse(file: Path) -> ast.Module | None:
     try:
-        return ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        return ast.parse(reading.load(file))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None

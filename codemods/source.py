@@ -13,11 +13,18 @@ import io
 import re
 import tokenize
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from glm_pto.codemods.reading import MAX_BYTES
 
+#: Up to Python 3.11 the time of an f-string grows with the square of its parts.
+MAX_BRACES = 20_000
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+P = ParamSpec("P")
+R = TypeVar("R")
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 
@@ -45,7 +52,11 @@ def read(name: str, data: bytes) -> Source:
     """Parse ``data``; raise `Unreadable` where it is no Python text that this interpreter can parse."""
     if len(data) > MAX_BYTES:
         raise Unreadable(
-            f"{name}: {len(data):,} bytes is larger than any file this tool edits ({MAX_BYTES:,})"
+            f"{name}: {len(data):,} bytes is larger than any file this tool works with ({MAX_BYTES:,})"
+        )
+    if data.count(b"{") > MAX_BRACES:
+        raise Unreadable(
+            f"{name}: holds more than {MAX_BRACES:,} braces; f-strings of that size take hours to parse"
         )
     if b"\0" in data:
         raise Unreadable(f"{name}: holds NUL bytes, so it is not Python source")
@@ -88,6 +99,19 @@ def parse(name: str, text: str) -> ast.Module:
     finally:
         if collecting:
             gc.enable()
+
+
+def bounded(look: Callable[Concatenate[Source, P], R]) -> Callable[Concatenate[Source, P], R]:
+    """Make `Unreadable` of a recursion that goes too deep: more can be parsed than can be looked through."""
+
+    @wraps(look)
+    def wrapper(file: Source, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return look(file, *args, **kwargs)
+        except RecursionError:
+            raise Unreadable(f"{file.name}: nested too deeply to be looked through") from None
+
+    return wrapper
 
 
 def indent_of(line: str) -> str:

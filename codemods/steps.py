@@ -141,8 +141,8 @@ def remember(folders: disk.Folders, record: state.Record) -> list[Step]:
         after = wanted.get(name)
         try:
             before = disk.read(control, name)[0] if disk.find(control, name) else None
-        except disk.NotRegular:
-            raise Refusal(f"{spot.real}: is not a regular file; remove it") from None
+        except disk.NotRegular as error:
+            raise Refusal(f"{spot.real}: {error.what}; remove it") from None
         if after != before:
             steps.append(Step(spot, _entry(spot, before, after), after, disk.Look()))
     return steps

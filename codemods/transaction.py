@@ -187,7 +187,7 @@ def _failing(folders: disk.Folders, doing: str) -> Iterator[None]:
     """Turn an OSError into the WriteFailure that says whether the tree is as it was."""
     try:
         yield
-    except OSError as error:
+    except (OSError, disk.NotRegular) as error:
         rest = (
             "undoing it failed too, so the next command does that"
             if _left_open(folders)

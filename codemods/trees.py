@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from glm_pto.codemods.findings import UsageError
+from glm_pto.codemods.reading import MAX_BYTES
 
 #: Packages that some recipe edits.
 PACKAGES = ("vllm", "vllm_ascend", "wall_x")
@@ -156,20 +157,27 @@ def version_of(folder: Path) -> str | None:
     """The version that a package states of itself: `_version.py`, its dist-info, or its PKG-INFO."""
     own = folder / "_version.py"
     if own.is_file():
-        found = re.search(
-            r"^(?:__version__|version)\b.*?['\"]([^'\"]+)['\"]", own.read_text(errors="replace"), re.M
-        )
+        found = re.search(r"^(?:__version__|version)\b.*?['\"]([^'\"]+)['\"]", _head(own), re.M)
         if found:
             return found[1]
     pattern = f"{folder.name}-*.dist-info/METADATA"
     for metadata in (*sorted(folder.parent.glob(pattern)), folder.parent / "PKG-INFO"):
         if metadata.is_file():
-            text = metadata.read_text(errors="replace")
+            text = _head(metadata)
             name = re.search(r"^Name: *(\S+)", text, re.M)
             version = re.search(r"^Version: *(\S+)", text, re.M)
             if name and version and name[1].replace("-", "_").lower() == folder.name:
                 return version[1]
     return None
+
+
+def _head(path: Path) -> str:
+    """The beginning of a file, which is where a version stands."""
+    with path.open("rb") as stream:
+        try:
+            return stream.read(MAX_BYTES).decode(errors="replace")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _installed(python: Path | None) -> list[Path]:

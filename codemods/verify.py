@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, kernels, recipes, scope, signatures, source, state, trees
+from glm_pto.codemods import edit, guard, kernels, reading, recipes, scope, signatures, source, state, trees
 from glm_pto.codemods.findings import UsageError
 from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.source import Source, Unreadable
@@ -64,7 +64,7 @@ def guards(tree: trees.Tree) -> list[Standing]:
     switches = {r.site: r.switch for r in recipes.load()}
     found = []
     for path in (p for package in tree.packages for p in _files(package.path)):
-        file = source.read(path.relative_to(tree.root).as_posix(), path.read_bytes())
+        file = source.read(path.relative_to(tree.root).as_posix(), reading.load(path))
         for one in guard.find(file):
             if one.fault:
                 continue
@@ -105,13 +105,19 @@ def _file(
     root: Path, path: Path, layer: Path | None, original: str | None, python: Path | None
 ) -> list[Check]:
     name = path.relative_to(root).as_posix()
-    data = path.read_bytes()
+    data = reading.load(path)
     if MARK not in data:
         return []
     try:
-        file = source.read(name, data)
+        return _checks(source.read(name, data), root, layer, original, python)
     except Unreadable as error:
         return [Check(root, "-", name, 0, "program", False, str(error))]
+
+
+@source.bounded
+def _checks(
+    file: Source, root: Path, layer: Path | None, original: str | None, python: Path | None
+) -> list[Check]:
     guards = guard.find(file)
     if not guards:
         return []
@@ -127,7 +133,7 @@ def _file(
             {**common, **_of_guard(file, one, layer)} if not one.fault else {"program": (False, one.fault)}
         )
         found += [
-            Check(root, one.site, name, one.header + 1, check, ok, detail)
+            Check(root, one.site, file.name, one.header + 1, check, ok, detail)
             for check, (ok, detail) in results.items()
         ]
     return found

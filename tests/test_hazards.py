@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto.codemods import operations, state
+from glm_pto.codemods import missing, operations, state
 from glm_pto.codemods.findings import Options, Refusal, UsageError
 from glm_pto.codemods.findings import State as Row
 from tests.codemods import planted
@@ -592,6 +592,56 @@ def test_hazard_16_deep_expressions_never_crash_the_process(tmp_path: Path, extr
     if done.returncode == 3:
         assert b"glm4_moe.py" in done.stdout + done.stderr
         assert (tmp_path / FILE).read_text() == MODEL + "\n\n" + extra
+
+
+@pytest.mark.parametrize("where", ["in_the_function", "above_the_class"])
+@pytest.mark.parametrize(
+    "deep",
+    ["x = 1" + " + 1" * 1500, "if a: pass" + "\nelif b: pass" * 600, "x = a" + ".b" * 1500],
+    ids=["terms", "arms", "attributes"],
+)
+def test_hazard_16_what_nests_too_deeply_to_be_looked_through(tmp_path: Path, deep: str, where: str) -> None:
+    """It can be parsed, but a walk through it goes too deep: kept, or refused by name."""
+    indented = textwrap.indent(deep, "        " if where == "in_the_function" else "").lstrip()
+    before = GATE if where == "in_the_function" else "class Glm4MoE"
+    space = "\n        " if where == "in_the_function" else "\n"
+    kept_or_refused(tmp_path, MODEL.replace(before, indented + space + before, 1).encode())
+
+
+def test_hazard_16_a_guarded_file_that_came_to_nest_too_deeply(tmp_path: Path) -> None:
+    file = plant(tmp_path)
+    planted.apply(tmp_path)
+    file.write_text(
+        file.read_text().replace("        return", "        x = 1" + " + 1" * 1500 + "\n        return")
+    )
+    for command, codes in {
+        "status": (0,),
+        "diff": (0, 3),
+        "verify": (0, 3),
+        "apply": (0, 3),
+        "revert": (0, 3),
+    }.items():
+        done = cli(command, tmp_path)
+        assert done.returncode in codes, done.stderr.decode()
+        assert b"Traceback" not in done.stderr, command
+        assert done.returncode == 0 or b"glm4_moe.py" in done.stdout + done.stderr
+
+
+def test_hazard_16_a_function_without_end_is_compared_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(f"        x{number} = {number}\n" for number in range(5_000))
+    plant(tmp_path, HEAD + "class Glm4MoE(nn.Module):\n    def forward(self, hidden_states):\n" + lines)
+    compared = []
+    matcher = missing.SequenceMatcher
+    monkeypatch.setattr(missing, "SequenceMatcher", lambda *a, **k: compared.append(1) or matcher(*a, **k))
+    refused(tmp_path, "glm4_moe.py", "are not")
+    assert 0 < len(compared) < 2_500
+
+
+def test_hazard_16_an_f_string_that_takes_hours_is_refused(tmp_path: Path) -> None:
+    plant(tmp_path, MODEL + "x = f'" + "{a}" * 100_000 + "'\n")
+    refused(tmp_path, "glm4_moe.py", "braces")
 
 
 @pytest.mark.parametrize("data", [b"x = '\0'\n" + MODEL.encode(), b"\0" * 4096], ids=["one", "only"])

@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from glm_pto.cli import group
 from glm_pto.codemods import transaction
 from glm_pto.codemods.findings import FileChange
-from tests.codemods import faults
+from tests.codemods import faults, planted
+from tests.codemods.planted import MODEL, plant
 from tests.codemods.test_transaction import NEW, OLD, change, commit, snapshot
 
 Snapshot = dict[str, tuple[int, bytes | str | None]]
@@ -253,6 +256,22 @@ def test_hazard_10_a_disk_that_stays_broken(place: Path, run: Callable[[Path], N
         bench.check_each_file_whole()
         bench.recover()
         bench.check_settled()
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "apply", "revert", "diff", "verify", "doctor", "explain gate", "apply --dry-run"]
+)
+def test_hazard_10_every_command_settles_what_a_death_left_and_says_so(tmp_path: Path, command: str) -> None:
+    file = plant(tmp_path)
+    calls = faults.count(lambda: planted.apply(tmp_path))
+    planted.revert(tmp_path)
+    faults.killed(lambda: planted.apply(tmp_path), calls * 2 // 3)
+    assert (tmp_path / ".glm-pto/journal.json").exists()
+    done = CliRunner().invoke(group, [*command.split(), str(tmp_path)])
+    assert "an interrupted run" in done.output and "was rolled back" in done.output
+    assert done.exit_code == (2 if command == "verify" else 0), done.output
+    assert file.read_text() == MODEL or command == "apply"
+    assert not [name for name in planted.names(tmp_path) if "journal" in name or ".glm-pto-" in name]
 
 
 @RUNS

@@ -304,6 +304,46 @@ def test_a_state_without_end_is_not_read(tmp_path: Path) -> None:
     assert b"larger than" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "command", "code", "word"),
+    [
+        ("vllm/model_executor/models/__pycache__/glm4_moe.cpython-39.pyc", "apply", 3, b"is larger than"),
+        ("vllm/_version.py", "apply", 0, b""),
+        ("vllm-0.12.0.dist-info/METADATA", "apply", 0, b""),
+        ("vllm-0.12.0.dist-info/RECORD", "status", 0, b""),
+        ("glm_pto_kernels/__init__.py", "apply", 4, b"larger than"),
+        (".glm-pto/state.json", "revert", 3, b"is larger than"),
+    ],
+)
+def test_no_file_of_a_tree_is_read_without_end(
+    tmp_path: Path, name: str, command: str, code: int, word: bytes
+) -> None:
+    plant(tmp_path)
+    if command != "apply":
+        planted.apply(tmp_path)
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as grown:
+        grown.truncate(64 << 30)
+    done = run(command, tmp_path, limit=2 << 30)
+    assert done.returncode == code, done.stderr.decode()
+    assert word in done.stderr and (not word or file.name.encode() in done.stderr)
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_file_that_grew_without_end_after_the_death_is_left_as_it_is(tmp_path: Path) -> None:
+    file = plant(tmp_path)
+    calls = faults.count(lambda: planted.apply(tmp_path))
+    planted.revert(tmp_path)
+    faults.killed(lambda: planted.apply(tmp_path), calls * 2 // 3)
+    assert (tmp_path / ".glm-pto" / journal.OPEN).exists()
+    with file.open("ab") as grown:
+        grown.truncate(64 << 30)
+    done = run("status", tmp_path, limit=2 << 30)
+    assert done.returncode == 0, done.stderr.decode()
+    assert not list(tmp_path.rglob(".glm-pto-*"))
+
+
 def test_nothing_hostile_is_refused_without_a_name(tmp_path: Path) -> None:
     plant(tmp_path, b"\0")
     refused(tmp_path, "glm4_moe.py")
