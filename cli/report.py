@@ -110,17 +110,25 @@ class Report:
     def failed(
         self, action: str, code: int, problems: Sequence[str], findings: Sequence[Finding] = ()
     ) -> int:
-        """A refusal or a failure: all problems to stderr, the last line to stdout."""
+        """A refusal or a failure: all problems to stderr, the last line to stdout.
+
+        Where that cannot be written there is nobody left to tell, but ``code`` still tells.
+        """
         if self.json:
             from glm_pto.cli import document
 
-            return self.document(document.of_failure(action, code, problems, findings), code)
-        for problem in problems:
-            first, *rest = problem.splitlines() or [""]
-            self._write(sys.stderr, f"glm-pto {self.command}: {text.plain(first)}\n")
-            for more in rest:
-                self._write(sys.stderr, f"  {text.plain(more)}\n")
-        return self.ended(code, {"action": action, "problems": len(problems)})
+            with contextlib.suppress(Unwritten):
+                self.document(document.of_failure(action, code, problems, findings))
+            return code
+        with contextlib.suppress(Unwritten):
+            for problem in problems:
+                first, *rest = problem.splitlines() or [""]
+                self._write(sys.stderr, f"glm-pto {self.command}: {text.plain(first)}\n")
+                for more in rest:
+                    self._write(sys.stderr, f"  {text.plain(more)}\n")
+        with contextlib.suppress(Unwritten):
+            self.ended(code, {"action": action, "problems": len(problems)})
+        return code
 
     def raw(self, content: bytes) -> None:
         """Bytes as they are, for pipes and files: a patch must not be changed on its way."""

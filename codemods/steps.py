@@ -68,7 +68,7 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
         raise Refusal(*problems, *twice)
     if problems:
         raise kind(*problems)
-    held = [step.spot.parent for step in steps if step.entry.before is not None]
+    held = {step.spot.real: step.look.mode for step in steps if step.entry.before is not None}
     notes = [*target.open_to_all(folders, held), *_foreign_bytecode(lost)]
     return [*steps, *(_compiled(item) for item in compiled)], notes
 

@@ -119,12 +119,15 @@ def _attributes(handle: int) -> int:
     return int.from_bytes(answer[:4], sys.byteorder)
 
 
-def open_to_all(folders: disk.Folders, reals: list[Path]) -> tuple[str, ...]:
-    """A warning for every folder that any user of the machine can change."""
+def open_to_all(folders: disk.Folders, files: dict[Path, int]) -> tuple[str, ...]:
+    """A warning for every file (real path to mode), and every folder above it, that any user can change."""
+    above = {folder for file in files for folder in file.parents}
+    held = {p for p in above if p.is_relative_to(folders.root)} | {file.parent for file in files}
+    modes = {real: os.fstat(folders.open(real)).st_mode for real in (folders.root, *sorted(held))}
     return tuple(
         f"{real} is writable by every user of this machine: anyone can change what is imported from it"
-        for real in dict.fromkeys([folders.root, *reals])
-        if os.fstat(folders.open(real)).st_mode & stat.S_IWOTH
+        for real, mode in {**modes, **files}.items()
+        if mode & stat.S_IWOTH
     )
 
 

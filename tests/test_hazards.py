@@ -658,6 +658,20 @@ def test_hazard_16_a_huge_file_is_refused_without_being_parsed(tmp_path: Path) -
 # 17: what a calling script sees
 
 
+@pytest.mark.parametrize(
+    "streams", [">/dev/full", ">/dev/full 2>&1", ">&- 2>&-"], ids=["out", "both", "closed"]
+)
+@pytest.mark.parametrize("code", [0, 2], ids=["done", "wrong_request"])
+def test_hazard_17_the_exit_code_holds_where_nothing_can_be_written(
+    tmp_path: Path, streams: str, code: int
+) -> None:
+    plant(tmp_path)
+    skipped = "--skip gate" if code else ""
+    line = f'"{sys.executable}" -m glm_pto.cli apply --site gate {skipped} "{tmp_path}" {streams}'
+    assert subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, check=False).returncode == code
+    assert (MARK in (tmp_path / FILE).read_bytes()) == (code == 0)
+
+
 def test_hazard_17_stable_exit_codes_and_a_last_machine_readable_line(tmp_path: Path) -> None:
     plant(tmp_path)
     seen = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posix
 import py_compile
 import shutil
 import stat
@@ -135,6 +136,39 @@ def test_hazard_10_killed_at_any_call(place: Path, run: Callable[[Path], None], 
     assert bench.names() == bench.after
     assert at > 100, "the calls are not being counted"
     print(f"{run.__name__}: killed at {at - 1} calls")
+
+
+@RUNS
+def test_hazard_10_the_disk_has_everything_before_the_next_step_rests_on_it(
+    place: Path, run: Callable[[Path], None]
+) -> None:
+    """A power cut keeps what was flushed: the journal, then the new files, then their names, then the end."""
+    bench = Bench(place, run)
+    bench.reset()
+    steps: list[tuple[str, str]] = []
+
+    def noted(call: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        where = args[0] if call.__name__ == "fsync" else kwargs.get("src_dir_fd", kwargs.get("dir_fd"))
+        if call.__name__ in ("fsync", "rename", "link", "unlink") and where is not None:
+            folder = posix.readlink(f"/proc/self/fd/{where}")
+            steps.append((call.__name__, folder if call.__name__ == "fsync" else f"{folder}/{args[0]}"))
+        return call(*args, **kwargs)
+
+    assert faults.attempt(bench.run, noted, 1, lasting=True) == faults.DONE
+    control = f"{bench.root}/.glm-pto"
+    renames = [i for i, (name, path) in enumerate(steps) if name == "rename" and control not in path]
+    opened = steps.index(("rename", f"{control}/journal.json.new"))
+    closed = steps.index(("rename", f"{control}/journal.json"))
+    assert ("fsync", control) in steps[opened:] and ("fsync", str(bench.root)) in steps[opened : renames[0]]
+    assert len(renames) >= 3 and opened < renames[0] < renames[-1] < closed
+    for at in renames:
+        path = steps[at][1]
+        new = ".glm-pto-" in path and path.endswith(".new")
+        assert not new or ("fsync", path) in steps[opened:at], f"{path} was renamed before it was flushed"
+        assert ("fsync", str(Path(path).parent)) in steps[renames[-1] : closed]
+    last = [path for name, path in steps[opened:closed] if name == "rename"][-1]
+    assert Path(last).parent == Path(control), "the state is written last"
+    assert ("fsync", control) in steps[closed : closed + 2], "the end is not durable before files are removed"
 
 
 @RUNS

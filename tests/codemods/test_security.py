@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import resource
 import stat
 import subprocess
@@ -181,12 +182,22 @@ def test_a_pipe_in_the_place_of_the_model_does_not_hang(tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / FILE).lstat().st_mode)
 
 
-def test_trees_that_all_can_write_are_warned_about(tree: Path) -> None:
-    (tree / "vllm").chmod(0o777)
-    notes = commit(tree, change(tree / "vllm/a.py")).notes
-    assert [
-        note for note in notes if "writable by every user" in note and note.startswith(str(tree / "vllm"))
-    ]
+@pytest.mark.parametrize("name", [".", "vllm", "vllm/models", "vllm/models/b.py"])
+def test_trees_that_all_can_write_are_warned_about(tree: Path, name: str) -> None:
+    (tree / name).chmod(0o777)
+    notes = commit(tree, change(tree / "vllm/models/b.py")).notes
+    told = [note for note in notes if "writable by every user" in note]
+    assert len(told) == 1 and told[0].startswith(f"{tree / name} is")
+
+
+def test_nothing_that_is_read_is_ever_run() -> None:
+    """State, journal, metadata and sources are data: no module of the patcher can execute or unpickle any."""
+    forbidden = re.compile(
+        r"\b(?:eval|exec|__import__|system|popen|import_module)\(|pickle|marshal\.load|shell=True"
+    )
+    for file in Path(transaction.__file__).parent.rglob("*.py"):
+        code = "\n".join(line.partition("#")[0] for line in file.read_text().splitlines())
+        assert forbidden.findall(code) in ([], ["import_module("] if file.name == "__init__.py" else []), file
 
 
 # what people see

@@ -175,6 +175,23 @@ def test_hazard_10_killed_at_every_call_of_the_next_command(trial: Trial) -> Non
     print(f"{trial.command}: recovery killed at {total} calls, 0 mixed, 0 torn, 0 left over")
 
 
+def test_ctrl_c_at_every_call_of_a_command(trial: Trial) -> None:
+    codes: Counter[int] = Counter()
+    for call in trial.calls:
+        trial.reset()
+        code = trial.inject(trial.command, call, "signal=INT")
+        codes[code] += 1
+        wanted = {0: trial.after, 130: trial.before}[code]
+        for name, (_, content) in wanted.items():
+            if name.endswith(".py"):
+                assert (trial.root / name).read_bytes() == content, f"exit code {code} after Ctrl-C at {call}"
+        trial.settle()
+    assert codes[130] > 20
+    print(
+        f"{trial.command}: Ctrl-C at {len(trial.calls)} calls, exit codes {dict(codes)}, 0 mixed, 0 left over"
+    )
+
+
 @pytest.mark.parametrize("error", ERRORS.keys())
 def test_hazard_10_an_error_at_every_call_of_a_command(trial: Trial, error: str) -> None:
     """At those that read the tree, too. A command that still says 0 has done all of its work."""
