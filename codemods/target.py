@@ -83,9 +83,15 @@ def read_only(folder: int, spot: Spot, found: os.stat_result | None) -> str | No
         folder, os.fstat(folder), os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True)
     )
     if why:
-        return f"{spot.parent}: the folder is {why}; until then {spot.name} cannot be replaced"
+        return f"{spot.parent}: the folder is {why} (for {spot.name})"
     if found is None:
         return None
+    above = os.fstat(folder)
+    if above.st_mode & stat.S_ISVTX and os.geteuid() not in (0, above.st_uid, found.st_uid):
+        return (
+            f"{spot.real}: the file belongs to user {found.st_uid}, and in a sticky folder "
+            f"(mode {stat.S_IMODE(above.st_mode):04o}) nobody else may replace it; run as that user"
+        )
     permitted = os.access(spot.name, os.W_OK, dir_fd=folder, effective_ids=True)
     handle = os.open(spot.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:

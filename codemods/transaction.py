@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_pto.codemods import disk, journal, lock, running, settle, state, steps, target
-from glm_pto.codemods.findings import Changed, FileChange, WriteFailure
+from glm_pto.codemods.findings import Changed, FileChange, Refusal, WriteFailure
 from glm_pto.codemods.settle import Recovery
 
 __all__ = ["Outcome", "Recovery", "commit", "recover"]
@@ -41,8 +41,12 @@ def recover(root: Path, *, wait: float = lock.WAIT) -> Recovery | None:
     with disk.Folders(root) as folders, _failing(folders, "looking for an interrupted run"):
         if not _unsettled(folders):
             return None
-        with lock.hold(folders, wait) as control:
-            return settle.settle(folders, control)
+        try:
+            with lock.hold(folders, wait) as control:
+                return settle.settle(folders, control)
+        except Refusal as refusal:
+            told = (f"{problem} (an interrupted run is to be settled first)" for problem in refusal.problems)
+            raise Refusal(*told) from refusal
 
 
 def commit(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from glm_pto.codemods import state, transaction
 from glm_pto.codemods.findings import FileChange, Refusal
+from tests.codemods import faults
 
 OLD = b"x = 1\r\n"
 NEW = b"if ready:  # glm-pto: gate 1 0123abcd\r\n    x = 2\r\nelse:\r\n    x = 1\r\n"
@@ -124,6 +127,57 @@ def test_a_user_who_may_not_give_files_away_still_gets_the_edit(
     monkeypatch.setattr(os, "fchown", fchown)
     commit(tree, change(tree / "vllm/a.py"))
     assert (tree / "vllm/a.py").read_bytes() == NEW
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[Path]:
+    """A tree of root's in a folder that every user can reach."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o755)
+        file = Path(folder) / "vllm/a.py"
+        file.parent.mkdir()
+        file.write_bytes(OLD)
+        yield Path(folder)
+
+
+def as_another_user(run: Callable[[], object]) -> int:
+    """How a run ends for a user who is not root (65534 is nobody on most systems)."""
+
+    def child() -> object:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        return run()
+
+    return faults.child(child, faults.dies, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("sticky", [False, True], ids=["of_root", "sticky"])
+def test_a_file_that_this_user_may_not_replace_is_refused_before_the_first_write(
+    others: Path, sticky: bool
+) -> None:
+    file = others / "vllm/a.py"
+    if sticky:
+        os.chown(others, 65534, 65534)
+        file.parent.chmod(0o1777)
+        file.chmod(0o666)
+    before = snapshot(others)
+    assert as_another_user(lambda: commit(others, change(file))) == faults.REFUSED
+    assert snapshot(others) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_interrupted_run_of_root_is_left_to_root(others: Path) -> None:
+    file = others / "vllm/a.py"
+    calls = faults.count(lambda: commit(others, change(file)))
+    commit(others, change(file, NEW, OLD))
+    faults.killed(lambda: commit(others, change(file)), calls * 2 // 3)
+    before = snapshot(others)
+    assert as_another_user(lambda: transaction.recover(others, wait=2)) == faults.REFUSED
+    assert snapshot(others) == before
+    assert transaction.recover(others, wait=2) is not None
+    assert file.read_bytes() == OLD
 
 
 def test_a_name_as_long_as_names_can_be(tree: Path) -> None:
