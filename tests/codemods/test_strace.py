@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,7 +91,9 @@ class Trial:
         line = [*tracer, sys.executable, "-m", "glm_pto.cli", command, "--quiet", str(self.root)]
         env = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": str(self.bytecode)}
         env["PYTHONDONTWRITEBYTECODE"] = "" if keep_bytecode else "1"
-        return subprocess.run(line, env=env, capture_output=True, check=False).returncode
+        # A job in a shell's background ignores Ctrl-C, and what it starts does so too.
+        heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.run(line, env=env, capture_output=True, preexec_fn=heeds, check=False).returncode
 
     def strace(self, command: str, kinds: Sequence[str], *options: str) -> int:
         where = self.of_tree if OF_TREE.issuperset(kinds) else []
