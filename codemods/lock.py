@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from glm_pto.codemods import disk
 from glm_pto.codemods.findings import Refusal, WriteFailure
@@ -111,12 +112,19 @@ def _open(folders: disk.Folders) -> tuple[int, int]:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 here = Spot(CONTROL, folders.root, CONTROL)
                 why = read_only(folders.open(folders.root), here, None)
-                raise Refusal(why or f"{home}: {error.strerror}; run as its owner") from error
+                raise Refusal(why or f"{home}: {error.strerror}; run as {_owner_of(home)}") from error
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise Refusal(
                     f"{home}: must be a folder of its own, not a link or file; remove it"
                 ) from error
             raise WriteFailure(f"{home}: {error.strerror}; nothing was changed") from error
+
+
+def _owner_of(home: Path) -> str:
+    try:
+        return f"its owner (user {home.lstat().st_uid})"
+    except OSError:
+        return "its owner"
 
 
 def _wait(folders: disk.Folders, control: int, handle: int, deadline: float) -> None:

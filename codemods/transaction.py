@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,14 @@ def recover(root: Path, *, wait: float = lock.WAIT) -> Recovery | None:
     with disk.Folders(root) as folders, _failing(folders, "looking for an interrupted run"):
         if not _unsettled(folders):
             return None
-        try:
-            with lock.hold(folders, wait) as control:
-                return settle.settle(folders, control)
-        except Refusal as refusal:
-            told = (f"{problem} (an interrupted run is to be settled first)" for problem in refusal.problems)
-            raise Refusal(*told) from refusal
+        with ExitStack() as held:
+            try:
+                control = held.enter_context(lock.hold(folders, wait))
+            except Refusal as refusal:
+                raise Refusal(
+                    *(f"{p}; an interrupted run is to be settled" for p in refusal.problems)
+                ) from None
+            return settle.settle(folders, control)
 
 
 def commit(
