@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, locate, missing, reading, recipes, shadow, source
+from glm_pto.codemods import edit, guard, locate, missing, reading, shadow, source
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.guard import Guard
 from glm_pto.codemods.locate import Match
 from glm_pto.codemods.recipe import Form, Place, Recipe
 from glm_pto.codemods.source import Source, Unreadable
 from glm_pto.codemods.trees import Package, Tree
-
-MARK = b"# glm-pto: "
 
 
 @dataclass(frozen=True)
@@ -154,22 +151,11 @@ def _in_file(
         return _applied(spot, file, ours[0], forms)
     if not found:
         return None
-    again, message = _bound_again(file, found[0].form, found[0].line)
+    again, message = shadow.replaced(file, found[0].form, found[0].line)
     if again:
         finding = replace(spot.finding, state=State.AMBIGUOUS, line=again, message=message)
         return replace(spot, finding=finding)
     return _applicable(spot, file, found[0])
-
-
-def _bound_again(file: Source, form: Form, line: int) -> tuple[int, str]:
-    """Line and message where the function that holds ``line`` is replaced further down; 0 where it runs."""
-    for function in locate.functions(file.tree, form.scope):
-        start, end = locate.span(function, file)
-        again = shadow.shadowed(file.tree, form.scope, function) if start <= line <= end else None
-        if again:
-            what = f"{form.scope} is bound again here, so the guarded one would not run"
-            return again, f"{file.name}:{again}: {what}"
-    return 0, ""
 
 
 def _guards(file: Source, recipe: Recipe, forms: list[Form]) -> list[Guard]:
@@ -222,7 +208,7 @@ def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
         message = (
             "the guard is of an older version, or its else-branch was edited; apply renews it"
             if stale
-            else _bound_again(file, form, ours.header + 1)[1]
+            else shadow.replaced(file, form, ours.header + 1)[1]
         )
         return replace(spot, finding=replace(row, form=form.name, message=message), stale=stale)
     message = (
@@ -256,28 +242,3 @@ def again(files: Files, spot: Spot) -> Spot:
     """The same place looked at again, after an edit in memory."""
     package = next(p for p in files.tree.packages if p.name == spot.finding.package)
     return look(files, spot.recipe, spot.place, package)
-
-
-def candidates(files: Files, narrowed: Iterable[str] = ()) -> list[Path]:
-    """Files that may hold a guard: those that recipes name, else every marked file of the packages."""
-    named = {
-        package.path / form.file
-        for recipe in recipes.load()
-        for place in recipe.places
-        for form in place.forms
-        for package in files.tree.packages
-        if package.name == place.package
-    }
-    found = sorted(path for path in named if path.is_file())
-    if narrowed or any(marked(path) for path in found):
-        return found
-    return sorted(p for package in files.tree.packages for p in package.path.rglob("*.py") if marked(p))
-
-
-def marked(path: Path, sites: Iterable[str] | None = None) -> bool:
-    """Does the file's text hold a marker of ours (of one of the sites), readable as Python or not?"""
-    try:
-        data = reading.load(path)
-    except OSError as error:  # of a file that may not be read nobody can tell; reading it again says why
-        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG)
-    return any(MARK + site.encode() + b" " in data for site in sites) if sites else MARK in data

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from glm_pto.codemods import edit, guard, kernels, plan, recall
+from glm_pto.codemods import edit, guard, kernels, marks, plan, recall
 from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Options, State, TreeReport
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import KERNELS, Recipe
@@ -105,11 +105,11 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
     problems: list[str] = []
     changes: list[FileChange] = []
     standing = 0
-    for path in plan.candidates(files, asked.sites + asked.skip):
+    for path in marks.candidates(files.tree, asked.sites + asked.skip):
         try:
             change, left = _strip(files, path, named, asked.force)
         except Unreadable as error:
-            problems += [str(error)] if plan.marked(path, named) else []
+            problems += [str(error)] if marks.marked(path, named) else []
             continue
         standing += left
         changes += [change] if change else []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from glm_pto.codemods import locate
 from glm_pto.codemods.locate import Function
+from glm_pto.codemods.recipe import Form
+from glm_pto.codemods.source import Source
 
 #: The arms of compound statements around a definition: two that differ in one arm exclude each other.
 Arms = tuple[tuple[ast.AST, str], ...]
@@ -33,6 +36,17 @@ def shadowed(tree: ast.Module, scope: str, function: Function) -> int | None:
                 return node.lineno
         owner = mine[0]
     return _assigned(tree, scope)
+
+
+def replaced(file: Source, form: Form, line: int) -> tuple[int, str]:
+    """Line and message where the function that holds ``line`` is bound again; 0 where that one runs."""
+    for function in locate.functions(file.tree, form.scope):
+        start, end = locate.span(function, file)
+        again = shadowed(file.tree, form.scope, function) if start <= line <= end else None
+        if again:
+            what = f"{form.scope} is bound again here, so the guarded one would not run"
+            return again, f"{file.name}:{again}: {what}"
+    return 0, ""
 
 
 def _bindings(owner: ast.AST, arms: Arms = ()) -> Iterator[tuple[ast.stmt, Arms]]:

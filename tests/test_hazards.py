@@ -594,6 +594,16 @@ def test_hazard_16_deep_expressions_never_crash_the_process(tmp_path: Path, extr
         assert (tmp_path / FILE).read_text() == MODEL + "\n\n" + extra
 
 
+def test_hazard_16_a_guarded_file_that_became_huge_is_not_taken_for_reverted(tmp_path: Path) -> None:
+    file = plant(tmp_path)
+    planted.apply(tmp_path)
+    with file.open("ab") as grown:
+        grown.write(b"# padding\n" * 200_000)
+    with pytest.raises(Refusal, match=r"glm4_moe\.py: .* larger than"):
+        planted.revert(tmp_path)
+    assert MARK in file.read_bytes()
+
+
 @pytest.mark.parametrize("where", ["in_the_function", "above_the_class"])
 @pytest.mark.parametrize(
     "deep",

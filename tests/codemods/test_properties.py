@@ -43,6 +43,8 @@ BETWEEN = (
     "    \n\t\n",
     "x = [\n  1,\n      2,\n]\n",
     'y = f"{1 + 1!r:>{3}} {{}}" \\\n    "more"\n',
+    "\f\n",
+    "\f# a new page\n",
 )
 CALLS = (
     GATE,
@@ -51,7 +53,7 @@ CALLS = (
     "router_logits = self.gate(hidden_states.to(dtype=torch.float32))  # comment",
     "router_logits = self.gate(  # a\n# b\n   hidden_states.to(dtype=torch.float32))",
 )
-BEFORE = ("", "x = 1\n", "# above\n", "if x:\n    pass\n", '"""doc"""\n', "s = '''\n  a\n b'''\n")
+BEFORE = ("", "x = 1\n", "# above\n", "if x:\n    pass\n", '"""doc"""\n', "s = '''\n  a\n b'''\n", "\f\n")
 AFTER = (
     RETURN,
     "# below\n" + RETURN,
@@ -60,6 +62,7 @@ AFTER = (
     "   \n" + RETURN,
     "y = router_logits\n" + RETURN,
     "with x: pass\n" + RETURN,
+    "\f\n" + RETURN,
 )
 WRAPS = ("", "if a:\n", "with a as b, c:\n", "for i in x:\n")
 ENDS = ("", "\n", "\n# end", "\n\n\nclass Last:\n    pass\n", "\n\n    # deeper end\n")
