@@ -120,6 +120,8 @@ def diff(
             changes = prepared.changes
         if which == "applied" or (which == "auto" and not changes):
             taken = prepare_revert(tree, replace(asked, force=True))  # an edited guard is shown too
+            if taken.problems:
+                raise Refusal(*taken.problems, findings=taken.report.findings)
             changes = [_reverse(c) for c in taken.changes]
         files = [file_diff(c.path.relative_to(tree.root).as_posix(), c.before, c.after) for c in changes]
         found.append((tree.root, tuple(files)))

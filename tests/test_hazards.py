@@ -601,6 +601,8 @@ def test_hazard_16_a_guarded_file_that_became_huge_is_not_taken_for_reverted(tmp
         grown.write(b"# padding\n" * 200_000)
     with pytest.raises(Refusal, match=r"glm4_moe\.py: .* larger than"):
         planted.revert(tmp_path)
+    with pytest.raises(Refusal, match=r"glm4_moe\.py: .* larger than"):
+        operations.diff([tmp_path], which="applied")
     assert MARK in file.read_bytes()
 
 
