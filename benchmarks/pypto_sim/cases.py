@@ -103,11 +103,10 @@ def paged_attention_inputs(
     }
 
 
-def ours_paged_attention(plans: dict[str, tuple[int, int, int]] | None = None, **sizes: Any) -> Case:
+def ours_paged_attention(**sizes: Any) -> Case:
     from glm_pto_kernels.pypto import paged_attention
 
-    chosen = {name: paged_attention.Plan(*plan) for name, plan in (plans or {}).items()}
-    return case(paged_attention.launch(**paged_attention_inputs(**sizes), **chosen))
+    return case(paged_attention.launch(**paged_attention_inputs(**sizes)))
 
 
 def attention_pre_inputs(

@@ -41,23 +41,34 @@ def paged_attention(
     block_tables: torch.Tensor,
     actual_seqs: torch.Tensor,
     softmax_scale: float | None = None,
+    exact: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """fp32 but for the probabilities and the result, in bf16 as in the kernel. Rows of length 0 are NaN."""
+    """fp32 but for the probabilities and the result, in bf16 as in the kernel. Rows of length 0 are NaN.
+
+    The kernel divides by the sum of the probabilities before they become bf16 where it has the whole sequence
+    at once (1, 2, 4 ... blocks up to 1024 tokens), and divides the result by it otherwise. ``exact``: fp64
+    and nothing rounded.
+    """
     block, group = key_cache.shape[1], query.shape[1] // key_cache.shape[2]
     scale = query.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
-    out = torch.full_like(query, torch.nan)
+    wide = torch.float64 if exact else torch.float32
+    narrow = wide if exact else torch.bfloat16
+    out = torch.full_like(query, torch.nan, dtype=narrow)
     for row, length in enumerate(actual_seqs.tolist()):
         if length:
             blocks = block_tables[row, : -(-length // block)].long()
             k, v = (
-                cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, 1)
+                cache[blocks].flatten(0, 1)[:length].to(wide).repeat_interleave(group, 1)
                 for cache in (key_cache, value_cache)
             )
-            s = torch.einsum("hd,thd->ht", query[row].float(), k) * scale
+            s = torch.einsum("hd,thd->ht", query[row].to(wide), k) * scale
             p = (s - s.amax(-1, keepdim=True)).exp()
-            o = torch.einsum("ht,thd->hd", p.bfloat16().float(), v)
-            out[row] = (o / p.sum(-1, keepdim=True)).bfloat16()
+            total = p.sum(-1, keepdim=True)
+            if len(blocks) in (1, 2, 4, 8, 16) and len(blocks) * block <= 1024:
+                p, total = p / total, torch.ones_like(total)
+            o = torch.einsum("ht,thd->hd", p.to(narrow).to(wide), v)
+            out[row] = (o / total).to(narrow)
     return (out,)
 
 

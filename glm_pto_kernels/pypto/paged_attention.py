@@ -3,13 +3,12 @@
 Written for pypto 0.2.0. Not run on hardware by us: checked with pypto's interpreter, timed in its cost model.
 Interface: attention of the PyPTO project's glm_v4_5 models.
 
-Up to 1024 tokens are one softmax: scores, probabilities and output of such a chunk need no value of another.
-Only a longer sequence carries its running maximum, sum and output from chunk to chunk.
+Up to 1024 tokens are one softmax: scores, probabilities and output of such a chunk need no value of another,
+and the product with the values is the result: no vector task follows it. Only a longer sequence carries its
+running maximum, sum and output from chunk to chunk.
 """
 
 import functools
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,22 +23,9 @@ ROWS = 12  # query heads of one vector tile: with 1024 scores each, four such ar
 LIVE = 4
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the work on a chunk is cut into cube tasks.
-
-    A task costs the same to start however long it is. A sequence for each of the 24 cube cores is best done
-    in one task a product; the sequences left over in more and shorter ones, so that all cores have some.
-    """
-
-    merge_scores: int  # cache blocks in one task of q @ k
-    merge_output: int  # cache blocks in one task of p @ v
-    parts: int  # tasks of one chunk's p @ v; their results are added
-
-
-WHOLE = Plan(merge_scores=8, merge_output=8, parts=1)
-SPLIT = Plan(merge_scores=3, merge_output=8, parts=2)
-SPLIT_UP_TO = chip.CUBE_CORES // 2  # units left over; more of them fill the cores without being split
+# Tasks of one chunk's q @ k. A task costs the same to start however long it is, so a sequence for each of
+# the 24 cube cores is best done in one; those left over in two, as far as there are cores for both halves.
+WHOLE, SPLIT = 1, 2
 
 
 def refusal(
@@ -79,12 +65,6 @@ def output_tile(group: int, dim: int, block: int, tokens: int) -> CubeTile:
     return CubeTile(chip.round_up(group, chip.FRACTAL), block, tokens, block, dim, ITEM)
 
 
-def shares(count: int, parts: int) -> list[tuple[int, int]]:
-    """Start and length of each of ``parts`` shares of ``count`` blocks, as equal as they can be."""
-    edges = [count * part // parts for part in range(parts + 1)]
-    return [(a, b - a) for a, b in itertools.pairwise(edges) if b > a]
-
-
 def block_step(cache: torch.Tensor) -> int:
     """Dense blocks from one block of the cache to the next: 1, or 2 where keys and values share one buffer.
 
@@ -115,8 +95,6 @@ def build(
     key_step: int,
     value_step: int,
     scale: float,
-    whole: Plan,
-    split: Plan,
 ) -> Any:
     """The compiled-on-first-call kernel; any number of sequences, of blocks, and any lengths."""
     import pypto
@@ -134,55 +112,34 @@ def build(
             out[j * block : (j + 1) * block, 0:] = pypto.view(cache, [block, dim], [row, column])
         return out
 
-    def softmax(score: Any, rows: Any) -> tuple[Any, Any, Any]:
-        """Row maximum, row sum, and the unnormalised probabilities in bf16; one task (``sg_set_scope``)."""
+    def softmax(score: Any, rows: Any, divide: bool) -> tuple[Any, Any, Any]:
+        """Row maximum, row sum, and the probabilities in bf16, divided by their sum or not; one task."""
         pypto.set_vec_tile_shapes(min(group, ROWS), score.shape[1])
         pypto.set_pass_options(sg_set_scope=1)
         score = pypto.mul(pypto.view(score, score.shape, [0, 0], valid_shape=[group, rows]), scale)
         top = pypto.amax(score, -1, keepdim=True)
         p = pypto.exp(pypto.sub(score, top))
         total = pypto.sum(p, -1, keepdim=True)
-        p = pypto.cast(p, bf16)
+        p = pypto.cast(pypto.div(p, total) if divide else p, bf16)
         pypto.set_pass_options(sg_set_scope=-1)
         return top, total, p
 
-    def chunk(
-        q: Any, caches: Any, table: Any, at: tuple[Any, Any], first: Any, count: int, left: Any, how: Plan
-    ) -> Any:
-        """Attention over ``count`` blocks: row maximum, row sum and unnormalised output, all fp32."""
-        rows = left.min(count * block)
-        pypto.set_cube_tile_shapes(*score_tile(group, dim, block).shapes())
-        k = gather(caches[0], table, *at, first, count, key_step)
-        top, total, p = softmax(pypto.matmul(q, k, fp32, b_trans=True), rows)
+    def output(p: Any, v: Any, rows: Any, dtype: Any) -> Any:
+        """The probabilities times the values of ``rows`` tokens; one task, which reads a block at a time."""
         pypto.set_vec_tile_shapes(group, dim)
-        out = None
-        for start, step in shares(count, how.parts):
-            pypto.set_cube_tile_shapes(*output_tile(group, dim, block, step * block).shapes())
-            v = gather(caches[1], table, *at, first + start, step, value_step)
-            live, w = rows, p
-            if step < count:
-                live = (rows - start * block).max(0).min(step * block)
-                w = pypto.view(p, [group, step * block], [0, start * block], valid_shape=[group, live])
-            v = pypto.view(v, [step * block, dim], [0, 0], valid_shape=[live, dim])
-            o = pypto.matmul(w, v, fp32)
-            out = o if out is None else pypto.add(out, o)
-        return top, total, out
-
-    def store(out: Any, total: Any, result: Any, seq: Any, kv: Any) -> None:
-        rows = pypto.cast(pypto.div(out, total), bf16)
-        pypto.set_vec_tile_shapes(1, group, dim)
-        pypto.assemble(pypto.reshape(rows, [1, group, dim]), [seq, kv * group, 0], result)
+        pypto.set_cube_tile_shapes(*output_tile(group, dim, block, v.shape[0]).shapes())
+        return pypto.matmul(p, pypto.view(v, v.shape, [0, 0], valid_shape=[rows, dim]), dtype)
 
     def attend(
         name: str,
         first: Any,
         number: Any,
-        q_2d: Any,
-        caches: Any,
+        query: Any,
+        caches: tuple[Any, Any],
         table: Any,
         lengths: Any,
         result: Any,
-        how: Plan,
+        tasks: int,
     ) -> None:
         """All chunks of ``number`` units (a sequence and one of its kv heads) from ``first`` on."""
         for index in pypto.loop(number, name=f"UNIT_{name}", idx_name=f"unit_{name}"):
@@ -197,26 +154,34 @@ def build(
             for i, count in pypto.loop_unroll(
                 blocks, name=f"CHUNK_{name}", idx_name=f"i_{name}", unroll_list=unroll
             ):
-                pypto.set_pass_options(cube_l1_reuse_setting={0: how.merge_scores, -1: how.merge_output})
+                pypto.set_pass_options(cube_l1_reuse_setting={0: longest // tasks, -1: longest})
                 pypto.set_vec_tile_shapes(group, dim)
-                q = pypto.view(q_2d, [group, dim], [unit * group, 0])
-                top, total, out = chunk(q, caches, table, (seq, kv * dim), i, count, length - i * block, how)
+                pypto.set_cube_tile_shapes(*score_tile(group, dim, block).shapes())
+                rows = (length - i * block).min(count * block)
+                q = pypto.view(query, [group, dim], [unit * group, 0])
+                k = gather(caches[0], table, seq, kv * dim, i, count, key_step)
+                score = pypto.matmul(q, k, fp32, b_trans=True)
+                v = gather(caches[1], table, seq, kv * dim, i, count, value_step)
                 # is_loop_begin and is_loop_end hold once per unroll factor, so the index is compared.
                 if pypto.cond(i == 0):
                     if pypto.cond(i + count == blocks):
-                        store(out, total, result, seq, kv)
+                        _, _, p = softmax(score, rows, True)
+                        result[unit * group :, 0:] = output(p, v, rows, bf16)
                     else:
+                        top, total, p = softmax(score, rows, False)
                         run_max[:] = top
                         run_sum[:] = total
-                        run_out[:] = out
+                        run_out[:] = output(p, v, rows, fp32)
                 else:
+                    top, total, p = softmax(score, rows, False)
+                    out = output(p, v, rows, fp32)
                     new_max = pypto.maximum(run_max, top)
                     old_f = pypto.exp(pypto.sub(run_max, new_max))
                     new_f = pypto.exp(pypto.sub(top, new_max))
                     new_sum = pypto.add(pypto.mul(run_sum, old_f), pypto.mul(total, new_f))
                     new_out = pypto.add(pypto.mul(run_out, old_f), pypto.mul(out, new_f))
                     if pypto.cond(i + count == blocks):
-                        store(new_out, new_sum, result, seq, kv)
+                        result[unit * group :, 0:] = pypto.cast(pypto.div(new_out, new_sum), bf16)
                     else:
                         run_max[:] = new_max
                         run_sum[:] = new_sum
@@ -235,17 +200,12 @@ def build(
     ):
         # [rows, 1] tensors (maximum, sum) are kept compact instead of padded to 32 bytes a row.
         pypto.experimental.set_operation_options(combine_axis=True)
-        sequences = query.shape[0]
-        q_2d = pypto.reshape(query, [sequences * heads, dim], inplace=True)
-        caches = (
-            pypto.reshape(key_cache, [key_cache.shape[0] * block, kv_heads * dim], inplace=True),
-            pypto.reshape(value_cache, [value_cache.shape[0] * block, kv_heads * dim], inplace=True),
-        )
-        units = sequences * kv_heads
-        cores = chip.CUBE_CORES
-        unsplit = ((units + (cores - SPLIT_UP_TO - 1)) // cores * cores).min(units)
-        attend("whole", 0, unsplit, q_2d, caches, block_tables, actual_seqs, attn_res, whole)
-        attend("split", unsplit, units - unsplit, q_2d, caches, block_tables, actual_seqs, attn_res, split)
+        units = actual_seqs.shape[0] * kv_heads
+        rest = units % chip.CUBE_CORES
+        split = rest.min(chip.CUBE_CORES - rest)
+        caches = (key_cache, value_cache)
+        attend("split", 0, split, query, caches, block_tables, actual_seqs, attn_res, SPLIT)
+        attend("whole", split, units - split, query, caches, block_tables, actual_seqs, attn_res, WHOLE)
 
     return attention
 
@@ -258,11 +218,8 @@ def launch(
     actual_seqs: torch.Tensor,
     attn_res: torch.Tensor,
     softmax_scale: float | None = None,
-    *,
-    whole: Plan = WHOLE,
-    split: Plan = SPLIT,
 ) -> Launch:
-    """The checked call; see :func:`attention`. The plans are for tuning."""
+    """The checked call; see :func:`attention`."""
     check = Arguments("attention", query.device)
     sequences, heads, dim = check.rank("query", query, "sequences, heads, head size")
     blocks, block, kv_heads, _ = check.rank("key_cache", key_cache, "blocks, block size, kv heads, head size")
@@ -276,13 +233,14 @@ def launch(
                 f"{name}: its blocks must be dense and a whole number of blocks apart, got strides "
                 f"{cache.stride()} for shape {list(cache.shape)}"
             )
-        caches.append(dense_blocks(cache, block_step(cache)))
+        # Made rows here, where it costs nothing; the kernel's tasks would wait for a reshape of its own.
+        caches.append(dense_blocks(cache, block_step(cache)).view(-1, kv_heads * dim))
     tensors = (
-        check.tensor("query", query, (sequences, heads, dim), torch.bfloat16),
+        check.tensor("query", query, (sequences, heads, dim), torch.bfloat16).view(-1, dim),
         *caches,
         check.tensor("block_tables", block_tables, (sequences, columns), torch.int32),
         check.tensor("actual_seqs", actual_seqs, (sequences,), torch.int32),
-        check.tensor("attn_res", attn_res, (sequences, heads, dim), torch.bfloat16),
+        check.tensor("attn_res", attn_res, (sequences, heads, dim), torch.bfloat16).view(-1, dim),
     )
     kernel = functools.partial(
         build,
@@ -293,8 +251,6 @@ def launch(
         block_step(key_cache),
         block_step(value_cache),
         dim**-0.5 if softmax_scale is None else float(softmax_scale),
-        whole,
-        split,
     )
     return Launch("attention", kernel, tensors, written=(5,))
 
