@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from glm_pto_kernels import notice
 
 
@@ -44,7 +46,7 @@ def checked(
     def call(*arguments: Any) -> None:
         kernel(*arguments)
         shapes = tuple(tuple(a.shape) if hasattr(a, "shape") else a for a in arguments)
-        if (shapes in seen and not every_call) or notice.capturing():
+        if (shapes in seen and not every_call) or (_on_device(arguments) and notice.capturing()):
             return
         seen.add(shapes)
         difference, allowed = compare(*arguments)
@@ -63,3 +65,7 @@ def checked(
             )
 
     return call
+
+
+def _on_device(arguments: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, torch.Tensor) and not a.is_cpu for a in arguments)

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from glm_pto_kernels import hardware, switches
+from glm_pto_kernels import hardware, models, switches
 
 NAMES = tuple(switches.SWITCHES.values())
 FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
@@ -27,15 +27,24 @@ class Choice:
 
     ``native``: why native code stays, else None. ``off_cpu``: tensors on the CPU stay native (``auto``).
     ``caches``: the layout that paged attention needs, "any", "blocks" (dense inside a block) or "dense".
-    ``sizes``: the limits of the kernel, as a refusal of keyword integers. ``dotted``: a custom kernel's name.
+    ``sizes``: those that the kernel takes, asked once for each size of `glm_pto_kernels.models` (None: any).
+    ``limits``: the kernel's own refusal of keyword integers. ``dotted``: a custom kernel's name.
     """
 
     backend: str
     native: str | None = None
     off_cpu: bool = False
     caches: str = "any"
-    sizes: Callable[..., str | None] | None = None
+    sizes: frozenset[tuple[int, ...]] | None = None
+    limits: Callable[..., str | None] | None = None
     dotted: str | None = None
+
+    def refusal(self, key: tuple[int, ...], **sizes: int) -> str | None:
+        """Why the kernel is not for these sizes, or None. ``key`` is what `sizes` knows them by."""
+        if self.sizes is None or key in self.sizes:
+            return None
+        reason = None if self.limits is None else self.limits(**sizes)
+        return reason or "the sizes are neither GLM-4.5's nor GLM-4.5-Air's"
 
 
 def decide(name: str, environment: Mapping[str, str], registered: bool = False) -> Choice:
@@ -61,8 +70,16 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
         reason = hardware.npu_refusal()
         if reason is not None:
             return Choice("native", native=reason)
-        return Choice("pypto", off_cpu=True, caches="blocks", sizes=_sizes("pypto", name))
-    return Choice(backend, caches="dense" if backend == "upstream" else "blocks", sizes=_sizes(backend, name))
+        return _of_kernel("pypto", name, "blocks", off_cpu=True)
+    return _of_kernel(backend, name, "dense" if backend == "upstream" else "blocks", off_cpu=False)
+
+
+def _of_kernel(backend: str, name: str, caches: str, off_cpu: bool) -> Choice:
+    limits = _limits(backend, name)
+    if limits is None:
+        return Choice(backend, off_cpu=off_cpu, caches=caches)
+    sizes = frozenset(key for key, values in models.asked(name) if limits(**values) is None)
+    return Choice(backend, off_cpu=off_cpu, caches=caches, sizes=sizes, limits=limits)
 
 
 def _backend_of(name: str, environment: Mapping[str, str]) -> str:
@@ -96,7 +113,7 @@ def canonical(word: str) -> str:
     return FUNCTIONS.get(word, word)
 
 
-def _sizes(backend: str, name: str) -> Callable[..., str | None] | None:
+def _limits(backend: str, name: str) -> Callable[..., str | None] | None:
     if backend == "upstream":
         from glm_pto_kernels import upstream
 

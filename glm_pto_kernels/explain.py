@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from glm_pto_kernels.layers import held
 from glm_pto_kernels.ops.attention_pre import attention_pre_refusal
 from glm_pto_kernels.ops.gate import gate_refusal
 from glm_pto_kernels.ops.shared_expert import ffn_share_expert_quant_refusal
-from glm_pto_kernels.verdicts import held
 
 
 def explain(model: torch.nn.Module) -> list[tuple[str, str, str | None]]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+TORCH = vars(torch)
+
 
 def logger() -> logging.Logger:
     """vLLM configures only its own logger, so inside vLLM ours is a child of it, else it stands alone."""
@@ -32,10 +34,16 @@ def shapes_of(arguments: Iterable[Any]) -> str:
 
 
 def capturing() -> bool:
-    """Whether a graph is being captured on this device, or vLLM says so in its forward context."""
-    device = getattr(torch, "npu", torch.cuda)
-    probe = getattr(device, "is_current_stream_capturing", None)
-    if probe is not None and device.is_initialized() and probe():
+    """Whether a graph is being captured on the device. Asked where tensors are on one.
+
+    Each decode step asks for each layer, so what torch may lack is looked up without asking torch for it. A
+    torch_npu that cannot tell is old enough for vLLM's forward context to say so.
+    """
+    npu = TORCH.get("npu")
+    probe = getattr(npu, "is_current_stream_capturing", None)
+    if probe is not None:
+        return probe()  # type: ignore[no-any-return]
+    if npu is None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
     return getattr(context, "capturing", False) is True

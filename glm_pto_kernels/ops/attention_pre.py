@@ -8,17 +8,16 @@ layer's own ``attn`` and ``o_proj`` follow. Drop when upstream fuses norm, proje
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, int8
-from glm_pto_kernels.verdicts import NONE, held, keep
+from glm_pto_kernels.layers import NONE, held
 
-BF16, INT8 = torch.bfloat16, torch.int8
-_KEPT = "_glm_pto_attention_pre"
+CHOICES = backends.CHOICES
+BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
 # A normalised value at the edge of two int8 steps may fall either way, and a bf16 result may round so.
 TOLERANCE = 2.0**-6
 
@@ -101,103 +100,108 @@ def sequence_parallel() -> bool:
     return getattr(config, "enable_sp_by_pass", False) is True
 
 
-def _reason(layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
-    choice = backends.CHOICES["attention_pre"]
+def attention_pre_supported(
+    layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
+) -> bool:
+    """Whether `attention_pre` may stand in for this layer. Pure and traceable; static facts only.
+
+    While Dynamo traces, every fact is asked. An eager step asks those that differ between models,
+    configurations and steps; what follows from them in every release, `attention_pre` asks when it is taken.
+    """
+    if is_dynamo_compiling():
+        return backends.TOLD() and attention_pre_refusal(layer, attention, positions, hidden_states) is None
+    choice = CHOICES["attention_pre"]
+    known = getattr(attention, "__dict__", NONE)
+    if choice.native is not None or known.get("use_qk_norm") is not True:
+        return False
+    qkv = known.get("_modules", NONE).get("qkv_proj")
+    data = getattr(qkv, "__dict__", NONE)
+    # Only static W8A8 has it, and in fp32 only for bf16 models; its other data come with it.
+    scale = data.get("_parameters", NONE).get("deq_scale")
+    if scale is None or scale.dtype is not FP32 or data.get("custom_op") is not None:
+        return False
+    if getattr(positions, "ndim", 0) != 1:
+        return False
+    if choice.sizes is not None and (known.get("q_size"), known.get("kv_size")) not in choice.sizes:
+        return False
+    return not (choice.off_cpu and getattr(hidden_states, "is_cpu", True))
+
+
+def attention_pre_refusal(
+    layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
+) -> str | None:
+    """Why `attention_pre_supported` is false, or the layer is left to its own steps, or None."""
+    choice = CHOICES["attention_pre"]
     if choice.native is not None:
         return choice.native
+    if getattr(attention, "__dict__", NONE).get("use_qk_norm") is not True:
+        return "the attention has no q and k norm"
+    if getattr(positions, "ndim", 0) != 1:
+        return "the positions are not a vector (mrope)"
+    if choice.off_cpu and getattr(hidden_states, "is_cpu", True):
+        return "the hidden states are on the CPU"
+    return _unfit(layer, attention, hidden_states)
+
+
+def _unfit(layer: Any, attention: Any, hidden_states: torch.Tensor) -> str | None:
+    """Why the operator cannot compute the steps of this layer, whatever the guard has asked, or None."""
+    if getattr(hidden_states, "dtype", None) is not BF16 or hidden_states.dim() != 2:
+        return "the hidden states are not a bf16 matrix"
+    if sequence_parallel():
+        return "a graph pass splits the residual over the ranks (enable_sp)"
     parts = getattr(attention, "_modules", NONE)
     qkv = parts.get("qkv_proj")
-    weight = getattr(qkv, "_parameters", NONE).get("weight")
+    data = getattr(qkv, "_parameters", NONE)
+    weight, known = data.get("weight"), getattr(attention, "__dict__", NONE)
     if getattr(weight, "dtype", None) is not INT8:
         return "the qkv projection has no int8 weight of its own"
     for name, dtype in STATIC_W8A8.items():
         if getattr(held(qkv, name), "dtype", None) is not dtype:
             return "the qkv projection is not static W8A8 with bf16 scales and fp32 deq_scale"
+    if data.get("deq_scale") is None:
+        return "the qkv projection's deq_scale is no parameter"
     if held(qkv, "custom_op") is not None:
         return "the qkv projection gathers around its matmul (flashcomm)"
-    if getattr(positions, "dtype", None) is None or positions.dim() != 1:
-        return "the positions are not a vector (mrope)"
-    if getattr(hidden_states, "dtype", None) is not BF16 or hidden_states.dim() != 2:
-        return "the hidden states are not a bf16 matrix"
-    if choice.off_cpu and hidden_states.is_cpu:
-        return "the hidden states are on the CPU"
-    known = getattr(attention, "__dict__", NONE)
-    if known.get("use_qk_norm") is not True:
-        return "the attention has no q and k norm"
-    if sequence_parallel():
-        return "a graph pass splits the residual over the ranks (enable_sp)"
-    norm = getattr(layer, "_modules", NONE).get("input_layernorm")
-    return _reason_of_shapes(choice, known, norm, parts, weight, hidden_states)
-
-
-def _reason_of_shapes(
-    choice: backends.Choice,
-    known: Mapping[str, Any],
-    norm: Any,
-    parts: Mapping[str, Any],
-    weight: torch.Tensor,
-    hidden_states: torch.Tensor,
-) -> str | None:
     q_size, kv_size, head = known.get("q_size"), known.get("kv_size"), known.get("head_dim")
     if type(q_size) is not int or type(kv_size) is not int or type(head) is not int or head < 2:
         return "the attention has no q_size, kv_size and head_dim"
     if weight.dim() != 2 or not weight.is_contiguous():
         return "the qkv weight is not a contiguous matrix"
     hidden, columns = weight.shape
-    if hidden_states.shape[1] != hidden or columns != q_size + 2 * kv_size or q_size % head or kv_size % head:
+    if hidden_states.shape[1] != hidden or columns != q_size + 2 * kv_size:
         return "the qkv weight is not [hidden, q_size + 2 * kv_size]"
-    scale = getattr(norm, "_parameters", NONE).get("weight")
-    q_scale = getattr(parts.get("q_norm"), "_parameters", NONE).get("weight")
-    k_scale = getattr(parts.get("k_norm"), "_parameters", NONE).get("weight")
-    if scale is None or q_scale is None or k_scale is None:
-        return "the layer has not the three norms"
-    if scale.numel() != hidden or q_scale.numel() != head or k_scale.numel() != head:
-        return "the norms do not fit"
-    if scale.dtype is not BF16 or q_scale.dtype is not BF16 or k_scale.dtype is not BF16:
-        return "the norms are not bf16"
-    eps = held(norm, "variance_epsilon")
-    if eps is None or any(held(parts[each], "variance_epsilon") != eps for each in ("q_norm", "k_norm")):
-        return "the norms have no common epsilon"
+    if q_size % head or kv_size % head:
+        return "q_size and kv_size are not whole heads of head_dim"
+    norms = (
+        getattr(layer, "_modules", NONE).get("input_layernorm"),
+        parts.get("q_norm"),
+        parts.get("k_norm"),
+    )
+    reason = _unfit_norms(norms, (hidden, head, head))
+    if reason is not None:
+        return reason
     rotary = parts.get("rotary_emb")
     cache = held(rotary, "cos_sin_cache")
     if cache is None or getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is not True:
         return "the rotary embedding has no cos_sin_cache, or does not turn by halves"
-    if choice.sizes is None:
-        return None
-    turned = cache.shape[1]
-    return choice.sizes(hidden=hidden, q_size=q_size, kv_size=kv_size, head_dim=head, rotary_dim=turned)
+    sizes = {"hidden": hidden, "q_size": q_size, "kv_size": kv_size, "head_dim": head}
+    sizes["rotary_dim"] = cache.shape[1]
+    return CHOICES["attention_pre"].refusal(tuple(sizes.values()), **sizes)
 
 
-def attention_pre_supported(
-    layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
-) -> bool:
-    """Whether `attention_pre` may stand in for this layer. Traceable; static facts only."""
-    if is_dynamo_compiling():
-        return backends.TOLD() and _reason(layer, attention, positions, hidden_states) is None
-    qkv = getattr(attention, "_modules", NONE).get("qkv_proj")
-    weight = getattr(qkv, "_parameters", NONE).get("weight")
-    dtype = getattr(hidden_states, "dtype", None)
-    choice = backends.CHOICES["attention_pre"]
-    kept = getattr(attention, "__dict__", NONE).get(_KEPT)
-    if (
-        kept is not None
-        and kept[0] is choice
-        and kept[1]() is weight
-        and kept[2] is dtype
-        and getattr(positions, "ndim", 0) == 1
-    ):
-        return kept[3]  # type: ignore[no-any-return]
-    verdict = _reason(layer, attention, positions, hidden_states) is None
-    if getattr(positions, "ndim", 0) != 1:
-        return verdict
-    return keep(attention, _KEPT, verdict, choice, (weight,), dtype)
-
-
-def attention_pre_refusal(
-    layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
-) -> str | None:
-    """Why `attention_pre_supported` is false, or None."""
-    return _reason(layer, attention, positions, hidden_states)
+def _unfit_norms(norms: tuple[Any, ...], sizes: tuple[int, ...]) -> str | None:
+    eps = held(norms[0], "variance_epsilon")
+    for norm, size in zip(norms, sizes, strict=True):
+        scale = getattr(norm, "_parameters", NONE).get("weight")
+        if scale is None:
+            return "the layer has not the three norms"
+        if scale.numel() != size:
+            return "the norms do not fit"
+        if scale.dtype is not BF16:
+            return "the norms are not bf16"
+        if eps is None or held(norm, "variance_epsilon") != eps:
+            return "the norms have no common epsilon"
+    return None
 
 
 def norm_bias(norm: Any, after_add: bool) -> torch.Tensor | None:
@@ -223,9 +227,14 @@ def attention_pre(
         layer: the decoder layer, with ``input_layernorm``. attention: its ``self_attn``.
         positions: int [tokens].
 
+    A layer that the operator cannot compute, which no release builds, is left to its own steps: see
+    `attention_pre_refusal`.
+
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
     """
+    if _unfit(layer, attention, hidden_states) is not None:
+        return own_steps(hidden_states, residual, layer, attention, positions)
     norm, qkv, q_norm, k_norm = layer.input_layernorm, attention.qkv_proj, attention.q_norm, attention.k_norm
     # Only the rows are cast: vllm-ascend 0.11 casts the cache in the rotary call that is replaced here.
     rows = attention.rotary_emb.cos_sin_cache.index_select(0, positions).to(hidden_states.dtype)
@@ -250,6 +259,29 @@ def attention_pre(
         attention.kv_size,
         norm.variance_epsilon,
     )
+
+
+def own_steps(
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor | None,
+    layer: Any,
+    attention: Any,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `attention_pre` gives, by the layer's own modules in the order of vLLM's forward methods."""
+    if residual is None:
+        residual = hidden_states
+        hidden_states = layer.input_layernorm(hidden_states)
+    else:
+        hidden_states, residual = layer.input_layernorm(hidden_states, residual)
+    qkv = attention.qkv_proj(hidden_states)[0]
+    q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+    if attention.use_qk_norm:
+        head = attention.head_dim
+        q = attention.q_norm(q.reshape(len(q), -1, head)).reshape(q.shape)
+        k = attention.k_norm(k.reshape(len(k), -1, head)).reshape(k.shape)
+    q, k = attention.rotary_emb(positions, q, k)
+    return q, k, v, residual
 
 
 def _outputs(hidden_states: torch.Tensor, q_size: int, kv_size: int) -> tuple[torch.Tensor, ...]:

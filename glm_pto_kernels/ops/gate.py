@@ -12,10 +12,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends
-from glm_pto_kernels.verdicts import NONE, keep
+from glm_pto_kernels.layers import NONE
 
-BF16, FP32 = torch.bfloat16, torch.float32
-_KEPT = "_glm_pto_gate"
+CHOICES, FP32 = backends.CHOICES, torch.float32
 # fp32 sums of 5120 products in another order; relative to the largest logit.
 TOLERANCE = 2e-5
 
@@ -25,8 +24,26 @@ def reference(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     return hidden_states.to(weight.dtype) @ weight.t()
 
 
-def _reason(layer: Any, hidden_states: torch.Tensor) -> str | None:
-    choice = backends.CHOICES["gate"]
+def gate_supported(layer: Any, hidden_states: torch.Tensor) -> bool:
+    """Whether `gate` may stand in for this layer. Pure and traceable; static facts only."""
+    if is_dynamo_compiling():
+        return backends.TOLD() and gate_refusal(layer, hidden_states) is None
+    choice = CHOICES["gate"]
+    weights = getattr(layer, "_parameters", NONE)
+    weight = weights.get("weight")
+    if choice.native is not None or getattr(weight, "dtype", None) is not FP32:
+        return False
+    if getattr(hidden_states, "ndim", 0) != 2 or weights.get("bias") is not None:
+        return False
+    shape = weight.shape
+    if len(shape) != 2 if choice.sizes is None else shape not in choice.sizes:
+        return False
+    return not (choice.off_cpu and getattr(hidden_states, "is_cpu", True))
+
+
+def gate_refusal(layer: Any, hidden_states: torch.Tensor) -> str | None:
+    """Why `gate_supported` is false, or None."""
+    choice = CHOICES["gate"]
     if choice.native is not None:
         return choice.native
     weights = getattr(layer, "_parameters", NONE)
@@ -35,35 +52,14 @@ def _reason(layer: Any, hidden_states: torch.Tensor) -> str | None:
         return "the gate has no fp32 weight of its own"
     if weights.get("bias") is not None:
         return "the gate has a bias"
-    dtype = getattr(hidden_states, "dtype", None)
-    if (dtype is not BF16 and dtype is not FP32) or hidden_states.dim() != 2:
-        return "the hidden states are not a bf16 or fp32 matrix"
+    if getattr(hidden_states, "ndim", 0) != 2:
+        return "the hidden states are not a matrix"
+    if weight.dim() != 2:
+        return "the gate's weight is not [experts, hidden]"
+    experts, hidden = weight.shape
     if choice.off_cpu and hidden_states.is_cpu:
         return "the hidden states are on the CPU"
-    if weight.dim() != 2 or not weight.is_contiguous():
-        return "the gate's weight is not a contiguous matrix"
-    experts, hidden = weight.shape
-    if hidden_states.shape[1] != hidden:
-        return "the gate's weight is not [experts, hidden]"
-    return None if choice.sizes is None else choice.sizes(hidden=hidden, experts=experts)
-
-
-def gate_supported(layer: Any, hidden_states: torch.Tensor) -> bool:
-    """Whether `gate` may stand in for this layer. Traceable; static facts only."""
-    if is_dynamo_compiling():
-        return backends.TOLD() and _reason(layer, hidden_states) is None
-    weight = getattr(layer, "_parameters", NONE).get("weight")
-    dtype = getattr(hidden_states, "dtype", None)
-    choice = backends.CHOICES["gate"]
-    kept = getattr(layer, "__dict__", NONE).get(_KEPT)
-    if kept is not None and kept[0] is choice and kept[1]() is weight and kept[2] is dtype:
-        return kept[3]  # type: ignore[no-any-return]
-    return keep(layer, _KEPT, _reason(layer, hidden_states) is None, choice, (weight,), dtype)
-
-
-def gate_refusal(layer: Any, hidden_states: torch.Tensor) -> str | None:
-    """Why `gate_supported` is false, or None."""
-    return _reason(layer, hidden_states)
+    return choice.refusal((experts, hidden), hidden=hidden, experts=experts)
 
 
 def gate(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -71,7 +67,7 @@ def gate(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
     Args:
         layer: the gate, with ``weight`` fp32 [experts, hidden].
-        hidden_states: bf16 or fp32 [tokens, hidden], any number of tokens.
+        hidden_states: [tokens, hidden], any number of tokens; cast to fp32, as the replaced statement does.
 
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
@@ -83,7 +79,7 @@ def gate(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 def _gate(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     logits = hidden_states.new_empty((hidden_states.shape[0], weight.shape[0]), dtype=weight.dtype)
     if hidden_states.shape[0]:
-        backends.run("gate", hidden_states.to(weight.dtype).contiguous(), weight, logits)
+        backends.run("gate", hidden_states.to(weight.dtype).contiguous(), weight.contiguous(), logits)
     return logits
 
 

@@ -12,13 +12,15 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, notice
-from glm_pto_kernels.verdicts import NONE, keep
+from glm_pto_kernels.layers import NONE
+from glm_pto_kernels.verdicts import keep
 
-BF16 = torch.bfloat16
+BF16, CHOICES = torch.bfloat16, backends.CHOICES
 # Probabilities and values in bf16 with fp32 sums, relative to the largest output.
 TOLERANCE = 2.0**-6
 IMPLEMENTATION = "AscendAttentionBackendImpl"  # its 310P, FA3, C8 and context-parallel subclasses stay native
-# Attributes of the implementation, over all releases, that must be missing, None or false.
+# Attributes of the implementation, over all releases, that must be missing, None or false (never asked for
+# their truth: slopes and sinks are tensors on the device).
 ABSENT = (
     "sliding_window",
     "alibi_slopes",
@@ -61,14 +63,14 @@ def reference(
 
 
 def _reason(impl: Any, query: torch.Tensor) -> str | None:
-    choice = backends.CHOICES["paged_attention"]
+    choice = CHOICES["paged_attention"]
     if choice.native is not None:
         return choice.native
     if type(impl).__name__ != IMPLEMENTATION:
         return "the attention implementation is a variant"
     known = getattr(impl, "__dict__", NONE)
     for name in ABSENT:
-        if known.get(name):
+        if known.get(name) is not None and known[name] is not False:
             return "the attention has a window, alibi slopes, sinks, a cap, sparsity or context parallelism"
     if known.get("attn_type", "decoder") != "decoder":
         return "the attention is not a decoder's"
@@ -90,12 +92,10 @@ def _dense_in_blocks(cache: torch.Tensor) -> bool:
 
 
 def _reason_of_step(query: torch.Tensor, attn_metadata: Any) -> str | None:
-    if getattr(attn_metadata, "causal", True) is False:
+    step = getattr(attn_metadata, "__dict__", NONE)
+    if step.get("causal") is False:
         return "the attention is not causal"
-    if (
-        getattr(attn_metadata, "seq_lens", None) is None
-        or getattr(attn_metadata, "block_tables", None) is None
-    ):
+    if step.get("seq_lens") is None or step.get("block_tables") is None:
         return "the metadata has no seq_lens and block_tables"
     if not query.is_cpu and notice.capturing():
         return "a graph is being captured"
@@ -117,36 +117,31 @@ def _reason_of_shapes(
         return "the caches do not fit the query"
     if block != 128 or dim != 128 or not (heads == 12 * kv_heads or (kv_heads == 1 and heads in (3, 6))):
         return "the heads are not GLM-4.5's: 12 a kv head of 128, in blocks of 128 tokens"
-    if choice.sizes is None:
-        return None
-    return choice.sizes(heads=heads, kv_heads=kv_heads, head_dim=dim, block_size=block)
+    return choice.refusal(
+        (heads, kv_heads, dim), heads=heads, kv_heads=kv_heads, head_dim=dim, block_size=block
+    )
 
 
 def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any) -> bool:
     """Whether `paged_attention` may stand in for this call: static facts, and that no graph is captured.
 
     That the step is decode-only is the guard's own term, where the patched function serves other steps too.
+    The facts of the layer and its queries are asked once for its caches; see `glm_pto_kernels.verdicts`.
     """
     if is_dynamo_compiling():
-        return (
-            backends.TOLD() and _reason(impl, query) is None and _reason_of_step(query, attn_metadata) is None
-        )
+        return backends.TOLD() and paged_attention_refusal(impl, query, attn_metadata) is None
+    choice = CHOICES["paged_attention"]
     known = getattr(impl, "__dict__", NONE)
-    keys, values = known.get("key_cache"), known.get("value_cache")
-    dtype = getattr(query, "dtype", None)
-    choice = backends.CHOICES["paged_attention"]
+    keys = known.get("key_cache")
     kept = known.get(_KEPT)
-    if (
-        kept is not None
-        and kept[0] is choice
-        and kept[1]() is keys
-        and kept[2]() is values
-        and kept[3] is dtype
-    ):
-        verdict = kept[4]
+    if kept is not None and kept[0] is choice and kept[1]() is keys:
+        verdict = kept[2]
     else:
-        verdict = keep(impl, _KEPT, _reason(impl, query) is None, choice, (keys, values), dtype)
-    return verdict and _reason_of_step(query, attn_metadata) is None
+        verdict = keep(impl, _KEPT, _reason(impl, query) is None, choice, keys)
+    step = getattr(attn_metadata, "__dict__", NONE)
+    if not verdict or step.get("seq_lens") is None or step.get("block_tables") is None:
+        return False
+    return step.get("causal") is not False and (query.is_cpu or not notice.capturing())
 
 
 def paged_attention_refusal(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:

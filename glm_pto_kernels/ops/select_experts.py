@@ -10,10 +10,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends
-from glm_pto_kernels.verdicts import NONE, keep
 
-FP32 = torch.float32
-_KEPT = "_glm_pto_select_experts"
+CHOICES, FP32 = backends.CHOICES, torch.float32
 # exp and the division differ in their last bits between devices; weights lie in 0 .. scaling factor.
 TOLERANCE = 1e-5
 
@@ -49,36 +47,6 @@ def reference(
     return weights * routed_scaling_factor, ids.to(torch.int32)
 
 
-def _reason(
-    router_logits: torch.Tensor,
-    top_k: int,
-    renormalize: bool,
-    topk_group: int | None,
-    num_expert_group: int | None,
-    bias: torch.Tensor | None,
-    scoring_func: str,
-) -> str | None:
-    choice = backends.CHOICES["select_experts"]
-    if choice.native is not None:
-        return choice.native
-    if scoring_func != "sigmoid":
-        return "the scoring function is not sigmoid"
-    if renormalize is not True:  # some releases' operator divides by the sum whatever the model says
-        return "the weights are not renormalised"
-    if topk_group != 1 or num_expert_group != 1:
-        return "the experts are in more groups than one"
-    if getattr(bias, "ndim", 0) != 1:
-        return "there is no score correction bias"
-    if getattr(router_logits, "dtype", None) is not FP32 or router_logits.ndim != 2:
-        return "the router logits are not an fp32 matrix"
-    if choice.off_cpu and router_logits.is_cpu:
-        return "the router logits are on the CPU"
-    experts = bias.numel()
-    if router_logits.shape[1] != experts or not 0 < top_k <= experts:
-        return "the bias or top_k does not fit the number of experts"
-    return None if choice.sizes is None else choice.sizes(experts=experts, top_k=top_k)
-
-
 def select_experts_supported(
     router_logits: torch.Tensor,
     top_k: int,
@@ -88,18 +56,22 @@ def select_experts_supported(
     e_score_correction_bias: torch.Tensor | None = None,
     scoring_func: str = "softmax",
 ) -> bool:
-    """Whether `select_experts` computes what this model means. Traceable; static facts only."""
-    values = (router_logits, top_k, renormalize, topk_group, num_expert_group, e_score_correction_bias)
+    """Whether `select_experts` computes what this model means. Pure and traceable; static facts only."""
+    bias = e_score_correction_bias
     if is_dynamo_compiling():
-        return backends.TOLD() and _reason(*values, scoring_func) is None
-    choice = backends.CHOICES["select_experts"]
-    dtype = getattr(router_logits, "dtype", None)
-    asked = (dtype, top_k, renormalize, topk_group, num_expert_group, scoring_func)
-    # There is no layer here; the model's bias lives as long as one.
-    kept = getattr(e_score_correction_bias, "__dict__", NONE).get(_KEPT)
-    if kept is not None and kept[0] is choice and kept[1] == asked:
-        return kept[2]  # type: ignore[no-any-return]
-    return keep(e_score_correction_bias, _KEPT, _reason(*values, scoring_func) is None, choice, (), asked)
+        values = (router_logits, top_k, renormalize, topk_group, num_expert_group, bias, scoring_func)
+        return backends.TOLD() and select_experts_refusal(*values) is None
+    choice = CHOICES["select_experts"]
+    if choice.native is not None or scoring_func != "sigmoid" or renormalize is not True:
+        return False
+    if topk_group != 1 or num_expert_group != 1 or getattr(router_logits, "dtype", None) is not FP32:
+        return False
+    rows = router_logits.shape
+    if len(rows) != 2 or not 0 < top_k <= rows[1] or getattr(bias, "ndim", 0) != 1:
+        return False
+    if choice.sizes is not None and (rows[1], top_k) not in choice.sizes:
+        return False
+    return not (choice.off_cpu and router_logits.is_cpu)
 
 
 def select_experts_refusal(
@@ -112,9 +84,25 @@ def select_experts_refusal(
     scoring_func: str = "softmax",
 ) -> str | None:
     """Why `select_experts_supported` is false, or None."""
-    return _reason(
-        router_logits, top_k, renormalize, topk_group, num_expert_group, e_score_correction_bias, scoring_func
-    )
+    choice, bias = CHOICES["select_experts"], e_score_correction_bias
+    if choice.native is not None:
+        return choice.native
+    if scoring_func != "sigmoid":
+        return "the scoring function is not sigmoid"
+    if renormalize is not True:  # some releases' operator divides by the sum whatever the model says
+        return "the weights are not renormalised"
+    if topk_group != 1 or num_expert_group != 1:
+        return "the experts are in more groups than one"
+    if bias is None or getattr(bias, "ndim", 0) != 1:
+        return "there is no score correction bias"
+    if getattr(router_logits, "dtype", None) is not FP32 or router_logits.ndim != 2:
+        return "the router logits are not an fp32 matrix"
+    if choice.off_cpu and router_logits.is_cpu:
+        return "the router logits are on the CPU"
+    experts = router_logits.shape[1]
+    if not 0 < top_k <= experts:
+        return "top_k does not fit the number of experts"
+    return choice.refusal((experts, top_k), experts=experts, top_k=top_k)
 
 
 def select_experts(

@@ -12,10 +12,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, hardware, int8
-from glm_pto_kernels.verdicts import NONE, held, keep
+from glm_pto_kernels.layers import NONE, held
 
+CHOICES = backends.CHOICES
 BF16, INT8 = torch.bfloat16, torch.int8
-_KEPT = "_glm_pto_shared_expert"
 # One int8 step of the second quantisation plus one bf16 rounding, relative to the largest output.
 TOLERANCE = 2.0**-6
 
@@ -51,17 +51,69 @@ def _linear(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> to
     return int8.matmul(values, weight).float() * row_scale * scale.flatten().float()
 
 
-def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | None:
-    choice = backends.CHOICES["shared_expert"]
+def ffn_share_expert_quant_supported(
+    layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
+) -> bool:
+    """Whether `ffn_share_expert_quant` may stand in for this layer. Pure and traceable; static facts only.
+
+    While Dynamo traces, and for a ``whole_mlp``, every fact is asked. An eager step asks those that differ
+    between models and configurations; what follows from them in every release, `ffn_share_expert_quant` asks
+    when it is taken.
+    """
+    if is_dynamo_compiling() or whole_mlp:
+        return (
+            backends.TOLD()
+            and ffn_share_expert_quant_refusal(layer, hidden_states, whole_mlp=whole_mlp) is None
+        )
+    choice = CHOICES["shared_expert"]
+    down = getattr(layer, "_modules", NONE).get("down_proj")
+    data = getattr(down, "__dict__", NONE)
+    tensors = data.get("_parameters", NONE)
+    # Both quantisations have a scale of the weight, static W8A8 another one as well.
+    if choice.native is not None or "weight_scale" not in tensors or "deq_scale" in tensors:
+        return False
+    if data.get("reduce_results") is not False or data.get("custom_op") is not None:
+        return False
+    if choice.sizes is not None and getattr(tensors.get("weight"), "shape", None) not in choice.sizes:
+        return False
+    return not (choice.off_cpu and getattr(hidden_states, "is_cpu", True))
+
+
+def ffn_share_expert_quant_refusal(
+    layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
+) -> str | None:
+    """Why `ffn_share_expert_quant_supported` is false, or the layer is left to its own steps, or None.
+
+    ``whole_mlp``: asked from ``Glm4MoeMLP.forward``, which must not differ from vllm-ascend's split path.
+    """
+    choice = CHOICES["shared_expert"]
     if choice.native is not None:
         return choice.native
+    if whole_mlp and _VLLM_ASCEND:
+        return "vllm-ascend is installed and computes the shared expert itself"
+    down = getattr(layer, "_modules", NONE).get("down_proj")
+    if getattr(down, "__dict__", NONE).get("reduce_results") is not False:
+        return "the down projection reduces its result over the ranks"
+    if choice.off_cpu and getattr(hidden_states, "is_cpu", True):
+        return "the hidden states are on the CPU"
+    return _unfit(layer, hidden_states)
+
+
+def _unfit(layer: Any, hidden_states: torch.Tensor) -> str | None:
+    """Why the operator cannot compute this layer's MLP, whatever the guard has asked, or None."""
+    if getattr(hidden_states, "dtype", None) is not BF16 or hidden_states.dim() != 2:
+        return "the hidden states are not a bf16 matrix"
     parts = getattr(layer, "_modules", NONE)
+    if type(parts.get("act_fn")).__name__ not in ACTIVATIONS:
+        return "the activation is not SiluAndMul"
+    if parts.get("expert_gate") is not None:
+        return "the shared expert has a gate of its own"
     up, down = parts.get("gate_up_proj"), parts.get("down_proj")
     of_up, of_down = getattr(up, "_parameters", NONE), getattr(down, "_parameters", NONE)
     w13, w2 = of_up.get("weight"), of_down.get("weight")
     if getattr(w13, "dtype", None) is not INT8 or getattr(w2, "dtype", None) is not INT8:
         return "the projections have no int8 weights of their own"
-    s13, s2 = held(up, "weight_scale"), held(down, "weight_scale")
+    s13, s2 = of_up.get("weight_scale"), of_down.get("weight_scale")
     if s13 is None or s2 is None or held(up, "deq_scale") is not None or held(down, "deq_scale") is not None:
         return "the weights are not dynamic W8A8"
     if s13.dtype is not BF16 or s2.dtype is not BF16:
@@ -70,64 +122,14 @@ def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | N
         return "the projections have a bias"
     if held(up, "custom_op") is not None or held(down, "custom_op") is not None:
         return "the projections communicate around their matmul (MLP tensor parallelism, flashcomm)"
-    if getattr(down, "__dict__", NONE).get("reduce_results") is not False:
-        return "the down projection reduces its result over the ranks"
-    if type(parts.get("act_fn")).__name__ not in ACTIVATIONS:
-        return "the activation is not SiluAndMul"
-    if parts.get("expert_gate") is not None:
-        return "the shared expert has a gate of its own"
-    if whole_mlp and _VLLM_ASCEND:
-        return "vllm-ascend is installed and computes the shared expert itself"
-    return _reason_of_shapes(choice, hidden_states, w13, w2, s13, s2)
-
-
-def _reason_of_shapes(
-    choice: backends.Choice,
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    s13: torch.Tensor,
-    s2: torch.Tensor,
-) -> str | None:
-    if getattr(hidden_states, "dtype", None) is not BF16 or hidden_states.dim() != 2:
-        return "the hidden states are not a bf16 matrix"
-    if choice.off_cpu and hidden_states.is_cpu:
-        return "the hidden states are on the CPU"
-    if w13.dim() != 2 or not w13.is_contiguous() or not w2.is_contiguous():
+    if w13.dim() != 2 or w2.dim() != 2 or not w13.is_contiguous() or not w2.is_contiguous():
         return "the weights are not contiguous matrices"
-    hidden, columns = w13.shape
-    if hidden_states.shape[1] != hidden or 2 * w2.numel() != w13.numel() or s2.numel() != hidden:
+    (hidden, columns), (inner, outputs) = w13.shape, w2.shape
+    if not hidden_states.shape[1] == hidden == outputs or columns != 2 * inner:
         return "the weights are not [hidden, 2 * intermediate] and [intermediate, hidden]"
-    if s13.numel() != columns:
+    if s13.numel() != columns or s2.numel() != outputs:
         return "the weights do not have one scale a column"
-    return None if choice.sizes is None else choice.sizes(hidden=hidden, intermediate=columns // 2)
-
-
-def ffn_share_expert_quant_supported(
-    layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
-) -> bool:
-    """Whether `ffn_share_expert_quant` may stand in for this layer. Traceable; static facts only."""
-    if is_dynamo_compiling() or whole_mlp:
-        return backends.TOLD() and _reason(layer, hidden_states, whole_mlp) is None
-    parts = getattr(layer, "_modules", NONE)
-    up = getattr(parts.get("gate_up_proj"), "_parameters", NONE).get("weight")
-    down = getattr(parts.get("down_proj"), "_parameters", NONE).get("weight")
-    dtype = getattr(hidden_states, "dtype", None)
-    choice = backends.CHOICES["shared_expert"]
-    kept = getattr(layer, "__dict__", NONE).get(_KEPT)
-    if kept is not None and kept[0] is choice and kept[1]() is up and kept[2]() is down and kept[3] is dtype:
-        return kept[4]  # type: ignore[no-any-return]
-    return keep(layer, _KEPT, _reason(layer, hidden_states, False) is None, choice, (up, down), dtype)
-
-
-def ffn_share_expert_quant_refusal(
-    layer: Any, hidden_states: torch.Tensor, *, whole_mlp: bool = False
-) -> str | None:
-    """Why `ffn_share_expert_quant_supported` is false, or None.
-
-    ``whole_mlp``: asked from ``Glm4MoeMLP.forward``, which must not differ from vllm-ascend's split path.
-    """
-    return _reason(layer, hidden_states, whole_mlp)
+    return CHOICES["shared_expert"].refusal((inner, hidden), hidden=hidden, intermediate=inner)
 
 
 def ffn_share_expert_quant(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -137,9 +139,14 @@ def ffn_share_expert_quant(layer: Any, hidden_states: torch.Tensor) -> torch.Ten
         layer: ``gate_up_proj`` and ``down_proj`` with ``weight`` int8 [in, out] and ``weight_scale`` [out].
         hidden_states: bf16 [tokens, hidden], any number of tokens.
 
+    A layer that the operator cannot compute, which no release builds, computes itself: see
+    `ffn_share_expert_quant_refusal`.
+
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
     """
+    if _unfit(layer, hidden_states) is not None:
+        return layer(hidden_states)  # type: ignore[no-any-return]
     up, down = layer.gate_up_proj, layer.down_proj
     return _shared_expert(hidden_states, up.weight, up.weight_scale, down.weight, down.weight_scale)
 

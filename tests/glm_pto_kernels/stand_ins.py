@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -55,6 +56,11 @@ class RMSNorm(torch.nn.Module):
         self.bias = frozen(0.1 * torch.randn(size).bfloat16()) if bias else None
         self.variance_epsilon = 1e-5
 
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        total = x if residual is None else x + residual
+        normed = torch.nn.functional.rms_norm(total.float(), x.shape[-1:], self.weight.float())
+        return normed.to(x.dtype) if residual is None else (normed.to(x.dtype), total)
+
 
 class Linear(torch.nn.Module):
     """A quantised projection; ``weight`` int8 [in, out] as vllm-ascend lays it out after loading."""
@@ -64,6 +70,9 @@ class Linear(torch.nn.Module):
         self.weight = frozen(torch.randint(-127, 128, (inputs, outputs), dtype=torch.int8))
         self.register_parameter("bias", None)
 
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return (x.float() @ self.weight.float()).to(x.dtype) / 1024, None
+
 
 class RotaryEmbedding(torch.nn.Module):
     def __init__(self, rotary: int, positions: int = 512) -> None:
@@ -71,6 +80,12 @@ class RotaryEmbedding(torch.nn.Module):
         angle = torch.outer(torch.arange(positions), 1e4 ** -(torch.arange(0, rotary, 2) / rotary))
         self.register_buffer("cos_sin_cache", torch.cat((angle.cos(), angle.sin()), dim=-1))
         self.is_neox_style = True
+
+    def forward(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        turn = positions.unsqueeze(-1).to(q.dtype)  # any function of all three will do for a stand-in
+        return q + turn, k - turn
 
 
 class Attention(torch.nn.Module):
@@ -112,6 +127,9 @@ class SharedExpert(torch.nn.Module):
             outputs = projection.weight.shape[1]
             projection.weight_scale = frozen(((0.5 + torch.rand(outputs)) * 1e-3).bfloat16())
         self.act_fn = SiluAndMul()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]
 
 
 class AscendAttentionBackendImpl:

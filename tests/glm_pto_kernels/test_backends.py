@@ -227,4 +227,5 @@ def test_foreign_layers_stay_native_under_a_custom_kernel(environment: Callable[
     layer = stand_ins.SharedExpert(stand_ins.SMALL)
     hidden = torch.zeros(2, 256).bfloat16()
     assert K.ffn_share_expert_quant_supported(layer, hidden)
-    assert not K.ffn_share_expert_quant_supported(layer, hidden.float())
+    layer.down_proj.reduce_results = True
+    assert not K.ffn_share_expert_quant_supported(layer, hidden)

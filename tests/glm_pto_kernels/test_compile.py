@@ -10,6 +10,7 @@ import torch
 import glm_pto_kernels as K
 from glm_pto_kernels import backends
 from tests.glm_pto_kernels import stand_ins
+from tests.glm_pto_kernels.ops import test_attention_pre, test_shared_expert
 
 
 class Layer(torch.nn.Module):
@@ -117,6 +118,35 @@ def test_limits_of_a_kernel_are_traceable(
     with torch.inference_mode():
         function(torch.arange(3), torch.randn(3, 96).bfloat16(), None)
     assert {*opaque(graphs[0])} <= {"glm_pto.select_experts.default"}
+
+
+REFUSED = [
+    *(("attention_pre", name) for name in test_attention_pre.CHANGES),
+    *(("shared_expert", name) for name in test_shared_expert.CHANGES),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize(("operator", "change"), REFUSED, ids="-".join)
+def test_every_refusal_is_traced_as_one_graph(operator: str, change: str) -> None:
+    layer, expert = stand_ins.DecoderLayer(stand_ins.SMALL), stand_ins.SharedExpert(stand_ins.SMALL)
+    if operator == "attention_pre":
+        test_attention_pre.CHANGES[change][0](layer)
+    else:
+        test_shared_expert.CHANGES[change][0](expert)
+
+    def guards(positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        if operator == "attention_pre":
+            return hidden + int(K.attention_pre_supported(layer, layer.self_attn, positions, hidden))
+        return hidden + int(K.ffn_share_expert_quant_supported(expert, hidden))
+
+    before = set(vars(layer.self_attn)), set(vars(expert))
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        compiled = torch.compile(guards, fullgraph=True, dynamic=True, backend="eager")
+        assert not compiled(torch.arange(3), torch.zeros(3, stand_ins.SMALL.hidden).bfloat16()).any()
+    assert (set(vars(layer.self_attn)), set(vars(expert))) == before
 
 
 @pytest.mark.usefixtures("torch_backend")

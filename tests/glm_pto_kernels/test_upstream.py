@@ -101,7 +101,8 @@ def test_fault_4_residual_and_biases_are_never_none_for_upstream(recorded: Calla
     values = call_of("glm_attention_pre_quant")
     assert not any(value is None for value in values.values())
     assert not values["residual"].any() and values["cos"].shape == (2, 1, 32)
-    layer.input_layernorm.variance_epsilon = 1e-6
+    for norm in (layer.input_layernorm, layer.self_attn.q_norm, layer.self_attn.k_norm):
+        norm.variance_epsilon = 1e-6
     with pytest.raises(backends.BackendError, match="eps"):
         K.attention_pre(hidden, None, layer, layer.self_attn, positions)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import glm_pto_kernels as K
+from glm_pto_kernels.ops import attention_pre as op
 from tests.glm_pto_kernels.stand_ins import SMALL, DecoderLayer, RMSNorm, Sizes, frozen, glm_4_5, glm_4_5_air
 
 TOKENS = (1, 2, 31, 32, 33, 200)
@@ -175,37 +176,111 @@ CHANGES: dict[str, tuple[Callable[[DecoderLayer], None], str]] = {
 }
 
 
+# What differs between models, configurations and steps, so that every eager step asks it.
+ASKED_IN_EACH_STEP = {
+    "dynamic_w8a8",
+    "int64_deq_scale_of_fp16",
+    "fault_17_flashcomm",
+    "lora",
+    "air_has_no_qk_norm",
+}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who computed, call by call: "own steps" or "kernel"."""
+    who: list[str] = []
+    outputs = (None,) * 4
+    monkeypatch.setattr(op, "own_steps", lambda *_: (who.append("own steps"), outputs)[1])
+    monkeypatch.setattr(op, "_attention_pre", lambda *_: (who.append("kernel"), outputs)[1])
+    return who
+
+
 @pytest.mark.usefixtures("torch_backend")
 @pytest.mark.parametrize("name", CHANGES)
-def test_refuses(name: str) -> None:
+def test_refuses(name: str, taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, the guard refuses; in an eager step it does, or the layer is left to its own steps."""
     change, why = CHANGES[name]
     layer = DecoderLayer(SMALL)
     positions, hidden, _ = inputs(SMALL, 2)
-    assert K.attention_pre_refusal(layer, layer.self_attn, positions, hidden) is None
+    call = (layer, layer.self_attn, positions, hidden)
+    assert K.attention_pre_refusal(*call) is None and K.attention_pre_supported(*call)
+    K.attention_pre(hidden, None, layer, layer.self_attn, positions)
     change(layer)
-    assert K.attention_pre_supported(layer, layer.self_attn, positions, hidden) is False
-    assert why in (K.attention_pre_refusal(layer, layer.self_attn, positions, hidden) or "")
+    assert why in (K.attention_pre_refusal(*call) or "")
+    assert K.attention_pre_supported(*call) is (name not in ASKED_IN_EACH_STEP)
+    if name not in ASKED_IN_EACH_STEP:
+        K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+    assert taken == ["kernel"] + ["own steps"] * (name not in ASKED_IN_EACH_STEP)
+    monkeypatch.setattr(op, "is_dynamo_compiling", lambda: True)
+    assert K.attention_pre_supported(*call) is False
 
 
 @pytest.mark.usefixtures("torch_backend")
-def test_fault_16_4_5v_positions_and_other_dtypes_are_refused() -> None:
+@pytest.mark.parametrize("first", [True, False], ids=["residual_none", "residual"])
+def test_a_layer_that_is_left_alone_computes_what_its_forward_methods_do(first: bool) -> None:
+    layer = DecoderLayer(SMALL)
+    attention = layer.self_attn
+    attention.rotary_emb.is_neox_style = False
+    positions, hidden, residual = inputs(SMALL, 5)
+    before, calls = None if first else residual, K.calls()["attention_pre"]
+    got = K.attention_pre(hidden, before, layer, attention, positions)
+    assert K.calls()["attention_pre"] == calls
+    normed, total = layer.input_layernorm(hidden, torch.zeros_like(hidden) if first else residual)
+    q, k, v = attention.qkv_proj(normed)[0].split([256, 64, 64], dim=-1)
+    q = attention.q_norm(q.view(5, 4, 64)).view(5, 256)
+    k = attention.k_norm(k.view(5, 1, 64)).view(5, 64)
+    for ours, wanted in zip(got, (*attention.rotary_emb(positions, q, k), v, total), strict=True):
+        assert torch.equal(ours, wanted)
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_16_4_5v_positions_and_other_dtypes_are_refused(taken: list[str]) -> None:
     layer = DecoderLayer(SMALL)
     positions, hidden, _ = inputs(SMALL, 2)
     attention = layer.self_attn
+    assert K.attention_pre_supported(layer, attention, positions.expand(3, 2), hidden) is False
     assert "mrope" in (K.attention_pre_refusal(layer, attention, positions.expand(3, 2), hidden) or "")
-    assert "bf16" in (K.attention_pre_refusal(layer, attention, positions, hidden.half()) or "")
-    for unknown in (None, object(), torch.nn.Identity()):
-        assert K.attention_pre_supported(layer, unknown, positions, hidden) is False
-        assert K.attention_pre_supported(unknown, attention, positions, hidden) is False
+    for other in (hidden.half(), hidden.unsqueeze(0)):
+        assert "bf16 matrix" in (K.attention_pre_refusal(layer, attention, positions, other) or "")
+        K.attention_pre(other, None, layer, attention, positions)
+    assert taken == ["own steps"] * 2
     assert K.attention_pre_supported(layer, attention, None, hidden) is False
-    assert K.attention_pre_supported(layer, attention, positions, None) is False
 
 
 @pytest.mark.usefixtures("torch_backend")
-def test_fault_17_sequence_parallel_graph_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize(
+    "unknown",
+    [None, 3, object(), int, {}, torch.nn.Identity(), SimpleNamespace(use_qk_norm=True)],
+    ids=["none", "number", "object", "type", "dict", "module", "namespace"],
+)
+def test_unknown_objects_are_no_exception(
+    unknown: Any, traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "is_dynamo_compiling", lambda: traced)
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 2)
+    for call in (
+        (layer, unknown, positions, hidden),
+        (layer, layer.self_attn, unknown, hidden),
+        (unknown, layer.self_attn, positions, hidden),
+        (layer, layer.self_attn, positions, unknown),
+    ):
+        supported, reason = K.attention_pre_supported(*call), K.attention_pre_refusal(*call)
+        assert reason is not None and not (traced and supported)
+    assert K.attention_pre_supported(layer, unknown, positions, hidden) is False
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_fault_17_sequence_parallel_graph_pass_is_refused(
+    monkeypatch: pytest.MonkeyPatch, taken: list[str]
+) -> None:
+    """The pass is part of compilation: vllm-ascend has it off where the model runs eagerly."""
     positions, hidden, _ = inputs(SMALL, 2)
     module = ModuleType("vllm_ascend.ascend_config")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(op, "is_dynamo_compiling", lambda: True)
     for config, supported in (
         (None, True),
         (SimpleNamespace(), True),
@@ -215,6 +290,28 @@ def test_fault_17_sequence_parallel_graph_pass_is_refused(monkeypatch: pytest.Mo
         module._ASCEND_CONFIG = config  # type: ignore[attr-defined]
         layer = DecoderLayer(SMALL)
         assert K.attention_pre_supported(layer, layer.self_attn, positions, hidden) is supported
+        K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+    assert taken == ["kernel"] * 3 + ["own steps"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"), [(glm_4_5(8), True), (glm_4_5(4), False), (glm_4_5_air(8), False)], ids=str
+)
+def test_fault_16_limits_of_a_kernel_reach_the_guard(
+    environment: Callable[..., None], sizes: Sizes, fits: bool, taken: list[str]
+) -> None:
+    environment(GLM_PTO_BACKEND="upstream")
+    layer = DecoderLayer(sizes)
+    positions, hidden, _ = inputs(sizes, 2)
+    call = (layer, layer.self_attn, positions, hidden)
+    assert (K.attention_pre_refusal(*call) is None) is fits
+    if sizes.hidden == 5120:
+        assert K.attention_pre_supported(*call) is fits
+    else:  # Air has the heads of GLM-4.5, and no q and k norm, which is asked in each step
+        K.attention_pre(hidden, None, *call[:3])
+        assert taken == ["own steps"]
+        layer.self_attn.use_qk_norm = False
+        assert K.attention_pre_supported(*call) is False
 
 
 def test_fault_16_limits_of_a_kernel_refuse_other_models(environment: Callable[..., None]) -> None:

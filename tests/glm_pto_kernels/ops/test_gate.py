@@ -37,12 +37,34 @@ def test_no_tokens_gives_no_rows() -> None:
 
 
 @pytest.mark.usefixtures("torch_backend", "nan_filled")
-def test_takes_strided_rows_and_the_guides_fp32_input() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_takes_strided_rows_of_any_dtype_as_the_replaced_cast_does(dtype: torch.dtype) -> None:
     gate = layer()
-    wide = torch.randn(6, 2 * SMALL.hidden)
+    wide = torch.randn(6, 2 * SMALL.hidden).to(dtype)
     hidden = wide[::2, ::2]
     assert not hidden.is_contiguous() and K.gate_supported(gate, hidden)
-    torch.testing.assert_close(K.gate(gate, hidden), reference(hidden, gate.weight))
+    torch.testing.assert_close(K.gate(gate, hidden), gate(hidden.to(dtype=torch.float32)))
+
+
+@pytest.mark.usefixtures("torch_backend", "nan_filled")
+def test_a_transposed_weight_reaches_the_kernel_dense(environment: Callable[..., None]) -> None:
+    turned, hidden = layer(), torch.randn(3, SMALL.hidden)
+    turned.weight = torch.nn.Parameter(torch.randn(SMALL.hidden, SMALL.experts).t())
+    assert K.gate_supported(turned, hidden)
+    torch.testing.assert_close(K.gate(turned, hidden), turned(hidden))
+    seen = []
+    environment()
+    K.register("gate", lambda hidden_states, weight, out: seen.append(weight))
+    K.gate(turned, hidden)
+    assert seen[0].is_contiguous() and torch.equal(seen[0], turned.weight)
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_sizes_that_do_not_fit_raise_as_the_native_call_does() -> None:
+    gate, hidden = layer(), torch.zeros(2, 128)
+    for call in (lambda: gate(hidden), lambda: K.gate(gate, hidden)):
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -51,14 +73,12 @@ def test_takes_strided_rows_and_the_guides_fp32_input() -> None:
         (layer(dtype=torch.bfloat16), torch.zeros(2, 256).bfloat16(), "fp32 weight"),
         (torch.nn.Linear(256, 32), torch.zeros(2, 256), "bias"),
         (layer(), torch.zeros(2, 3, 256), "matrix"),
-        (layer(), torch.zeros(2, 256, dtype=torch.float16), "bf16 or fp32"),
-        (layer(), torch.zeros(2, 128), "experts, hidden"),
         (layer(), None, "matrix"),
         (torch.nn.Identity(), torch.zeros(2, 256), "weight"),
         (object(), torch.zeros(2, 256), "weight"),
         (None, torch.zeros(2, 256), "weight"),
     ],
-    ids=["bf16_weight", "bias", "rank_3", "fp16", "other_hidden", "none", "no_weight", "foreign", "no_layer"],
+    ids=["bf16_weight", "bias", "rank_3", "none", "no_weight", "foreign", "no_layer"],
 )
 @pytest.mark.usefixtures("torch_backend")
 def test_refuses(gate: object, hidden: torch.Tensor, why: str) -> None:
@@ -67,13 +87,14 @@ def test_refuses(gate: object, hidden: torch.Tensor, why: str) -> None:
 
 
 @pytest.mark.usefixtures("torch_backend")
-def test_refuses_a_lora_wrapper_and_a_transposed_weight() -> None:
+def test_refuses_a_lora_wrapper_and_a_vector_for_a_weight() -> None:
     wrapped = torch.nn.Module()
     wrapped.base_layer = layer()
     assert not K.gate_supported(wrapped, torch.zeros(2, 256))
-    turned = layer()
-    turned.weight = torch.nn.Parameter(torch.randn(256, 32).t())
-    assert "contiguous" in (K.gate_refusal(turned, torch.zeros(2, 256)) or "")
+    flat = layer()
+    flat.weight = torch.nn.Parameter(torch.randn(256))
+    assert not K.gate_supported(flat, torch.zeros(2, 256))
+    assert "experts, hidden" in (K.gate_refusal(flat, torch.zeros(2, 256)) or "")
 
 
 def test_fault_6_kernel_gets_hidden_states_first(environment: Callable[..., None]) -> None:
@@ -104,7 +125,16 @@ def test_reference_takes_any_float() -> None:
 
 
 def test_limits_of_a_kernel_refuse(environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    environment(GLM_PTO_BACKEND="torch")
-    limits = backends.Choice("pypto", sizes=lambda hidden, experts: f"{hidden} x {experts}")
-    monkeypatch.setitem(backends.CHOICES, "gate", limits)
-    assert K.gate_refusal(layer(), torch.zeros(2, 256)) == "256 x 32"
+    """Sizes that the kernel refuses have its reason; those that no GLM has are not asked about."""
+
+    def limits(hidden: int, experts: int) -> str | None:
+        return f"{hidden} x {experts}" if experts == 32 else None
+
+    environment()
+    choice = backends.Choice("pypto", sizes=frozenset({(160, 5120)}), limits=limits)
+    monkeypatch.setitem(backends.CHOICES, "gate", choice)
+    for sizes, why in ((SMALL, "256 x 32"), (Sizes(hidden=256, experts=64), "neither GLM-4.5's")):
+        gate, hidden = layer(sizes), torch.zeros(2, 256)
+        assert K.gate_supported(gate, hidden) is False and why in (K.gate_refusal(gate, hidden) or "")
+    gate, hidden = layer(glm_4_5()), torch.zeros(2, 5120)
+    assert K.gate_supported(gate, hidden) and K.gate_refusal(gate, hidden) is None

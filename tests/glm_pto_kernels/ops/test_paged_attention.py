@@ -256,10 +256,35 @@ def test_refuses_variants_and_unknown_objects() -> None:
     impl = AscendAttentionBackendImpl(glm_4_5())
     for unknown in (None, object(), SimpleNamespace(causal=False), SimpleNamespace(seq_lens=None)):
         assert K.paged_attention_supported(impl, query, unknown) is False
-    assert K.paged_attention_supported(impl, None, step) is False
-    assert K.paged_attention_supported(impl, query.float(), step) is False
-    assert K.paged_attention_supported(impl, query.flatten(1), step) is False
-    assert K.paged_attention_supported(None, query, step) is False
+    for other in (None, query.float(), query.flatten(1)):
+        assert K.paged_attention_supported(AscendAttentionBackendImpl(glm_4_5()), other, step) is False
+    for unknown in (None, 3, object(), int, {}):
+        assert K.paged_attention_supported(unknown, query, step) is False
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+def test_slopes_and_sinks_are_not_read(name: str) -> None:
+    """They are tensors on the device, so asking for their truth would raise, or wait for it."""
+    impl, query, step = (
+        AscendAttentionBackendImpl(glm_4_5()),
+        torch.zeros(2, 12, 128).bfloat16(),
+        metadata([3, 4]),
+    )
+    setattr(impl, name, torch.zeros(12, device="meta"))
+    assert K.paged_attention_supported(impl, query, step) is False
+    assert "sinks" in (K.paged_attention_refusal(impl, query, step) or "")
+
+
+def test_capturing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch, torch_backend: None) -> None:
+    impl, step = AscendAttentionBackendImpl(glm_4_5()), metadata([3, 4])
+    query = torch.zeros(2, 12, 128, device="meta").bfloat16()
+    for capturing in (False, True):
+        npu = SimpleNamespace(is_current_stream_capturing=lambda answer=capturing: answer)
+        monkeypatch.setattr(torch, "npu", npu, raising=False)
+        assert K.paged_attention_supported(impl, query, step) is not capturing
+        refusal = K.paged_attention_refusal(impl, query, step)
+        assert (refusal is not None and "captured" in refusal) is capturing
 
 
 def test_capturing_is_read_from_vllms_forward_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_fault_12_scaling_is_applied_as_the_matched_call_says() -> None:
         ({"scoring_func": "sigmoid", "num_expert_group": 8, "topk_group": 4}, "groups"),
         ({"scoring_func": "sigmoid", "num_expert_group": None, "topk_group": None}, "groups"),
         ({"scoring_func": "sigmoid", "e_score_correction_bias": None}, "bias"),
-        ({"scoring_func": "sigmoid", "e_score_correction_bias": torch.zeros(128)}, "number of experts"),
+        ({"scoring_func": "sigmoid", "e_score_correction_bias": torch.zeros(160, 1)}, "bias"),
         ({"scoring_func": "sigmoid", "router_logits": torch.zeros(4, 160).bfloat16()}, "fp32"),
         ({"scoring_func": "sigmoid", "router_logits": None}, "fp32"),
         ({"scoring_func": "sigmoid", "top_k": 161}, "number of experts"),
@@ -74,7 +74,7 @@ def test_fault_12_scaling_is_applied_as_the_matched_call_says() -> None:
         "deepseek_groups",
         "no_groups",
         "no_bias",
-        "bias_of_other_size",
+        "bias_of_other_rank",
         "bf16_logits",
         "no_logits",
         "top_k_too_large",
@@ -93,6 +93,14 @@ def test_fault_12_foreign_models_stay_native(changes: dict[str, Any], why: str) 
     }
     assert K.select_experts_supported(**call) is False
     assert why in (K.select_experts_refusal(**call) or "")
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_a_bias_of_other_size_raises_as_the_native_formula_does() -> None:
+    logits, bias = torch.zeros(4, 160), torch.zeros(128)
+    for call in (lambda: logits.sigmoid() + bias, lambda: K.select_experts(logits, 8, True, 1, 1, bias)):
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            call()
 
 
 @pytest.mark.usefixtures("torch_backend")

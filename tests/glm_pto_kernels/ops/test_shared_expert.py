@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import glm_pto_kernels as K
-from glm_pto_kernels import backends
 from glm_pto_kernels.ops import shared_expert as op
-from glm_pto_kernels.pypto import shared_expert as kernel
 from tests.glm_pto_kernels.stand_ins import SMALL, RMSNorm, SharedExpert, Sizes, frozen, glm_4_5, glm_4_5_air
 
 TOKENS = (1, 2, 31, 32, 33, 200)
@@ -65,20 +63,13 @@ def test_a_row_of_zeros_gives_zeros() -> None:
     )
 
 
-@pytest.mark.usefixtures("torch_backend")
-def test_follows_the_limits_of_the_pypto_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = backends.Choice("pypto", sizes=lambda **sizes: kernel.refusal(**sizes))
-    monkeypatch.setitem(backends.CHOICES, "shared_expert", choice)
+def test_follows_the_limits_of_the_pypto_kernel(environment: Callable[..., None]) -> None:
+    environment(GLM_PTO_BACKEND="pypto")
     for sizes, word in ((glm_4_5_air(16), None), (glm_4_5(16), None), (SMALL, "hidden size")):
         layer, hidden = SharedExpert(sizes), torch.zeros(2, sizes.hidden).bfloat16()
         reason = K.ffn_share_expert_quant_refusal(layer, hidden)
         assert reason is None if word is None else word in (reason or "")
-
-
-def broken(change: Callable[[SharedExpert], None]) -> SharedExpert:
-    layer = SharedExpert(SMALL)
-    change(layer)
-    return layer
+        assert K.ffn_share_expert_quant_supported(layer, hidden) is (word is None)
 
 
 def wrap(layer: SharedExpert) -> None:
@@ -115,22 +106,95 @@ CHANGES: dict[str, tuple[Callable[[SharedExpert], None], str]] = {
 }
 
 
+# What differs between models and configurations, so that every eager step asks it.
+ASKED_IN_EACH_STEP = {
+    "static_w8a8",
+    "fault_10_dense_layer_reduces",
+    "reduce_results_unknown",
+    "mlp_tensor_parallel_down",
+}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who computed, call by call: "own steps" or "kernel"."""
+    who: list[str] = []
+    monkeypatch.setattr(op, "_shared_expert", lambda *_: who.append("kernel"))
+    monkeypatch.setattr(SharedExpert, "forward", lambda *_: who.append("own steps"))
+    return who
+
+
 @pytest.mark.usefixtures("torch_backend")
 @pytest.mark.parametrize("name", CHANGES)
-def test_refuses(name: str) -> None:
+def test_refuses(name: str, taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, the guard refuses; in an eager step it does, or the layer computes itself when it is taken."""
     change, why = CHANGES[name]
-    layer, hidden = broken(change), torch.zeros(2, SMALL.hidden).bfloat16()
-    assert K.ffn_share_expert_quant_supported(layer, hidden) is False
+    layer, hidden = SharedExpert(SMALL), torch.zeros(2, SMALL.hidden).bfloat16()
+    assert K.ffn_share_expert_quant_supported(layer, hidden)
+    K.ffn_share_expert_quant(layer, hidden)
+    change(layer)
     assert why in (K.ffn_share_expert_quant_refusal(layer, hidden) or "")
+    assert K.ffn_share_expert_quant_supported(layer, hidden) is (name not in ASKED_IN_EACH_STEP)
+    if name not in ASKED_IN_EACH_STEP:
+        K.ffn_share_expert_quant(layer, hidden)
+    assert taken == ["kernel"] + ["own steps"] * (name not in ASKED_IN_EACH_STEP)
+    # From the layer's own forward it could not be left to itself: there the guard asks everything.
+    assert K.ffn_share_expert_quant_supported(layer, hidden, whole_mlp=True) is False
+    monkeypatch.setattr(op, "is_dynamo_compiling", lambda: True)
+    assert K.ffn_share_expert_quant_supported(layer, hidden) is False
 
 
 @pytest.mark.usefixtures("torch_backend")
+def test_an_unquantised_layer_and_other_hidden_states_are_left_alone(taken: list[str]) -> None:
+    layer, hidden = SharedExpert(SMALL), torch.zeros(2, SMALL.hidden).bfloat16()
+    for other in (hidden.float(), hidden.half(), hidden.unsqueeze(0)):
+        assert "bf16 matrix" in (K.ffn_share_expert_quant_refusal(layer, other) or "")
+        K.ffn_share_expert_quant(layer, other)
+    assert taken == ["own steps"] * 3
+    for projection in (layer.gate_up_proj, layer.down_proj):
+        del projection.weight_scale
+    assert K.ffn_share_expert_quant_supported(layer, hidden) is False
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_a_layer_that_is_left_alone_computes_what_its_forward_does() -> None:
+    layer, hidden = SharedExpert(SMALL), torch.randn(5, SMALL.hidden).bfloat16()
+    layer.gate_up_proj.bias = frozen(torch.zeros(96))
+    before = K.calls()["shared_expert"]
+    assert torch.equal(K.ffn_share_expert_quant(layer, hidden), layer(hidden))
+    assert K.calls()["shared_expert"] == before
+
+
 @pytest.mark.parametrize(
-    "layer", [None, object(), torch.nn.Identity(), RMSNorm(8)], ids=["none", "object", "identity", "norm"]
+    ("sizes", "fits"),
+    [(glm_4_5(8), True), (glm_4_5(4), False), (Sizes(hidden=7168, intermediate=256), False)],
+    ids=str,
 )
-def test_an_unknown_layer_is_refused_without_an_exception(layer: object) -> None:
-    assert K.ffn_share_expert_quant_supported(layer, torch.zeros(2, 256).bfloat16()) is False
-    assert K.ffn_share_expert_quant_supported(SharedExpert(SMALL), None) is False
+def test_limits_of_a_kernel_reach_the_guard(
+    environment: Callable[..., None], sizes: Sizes, fits: bool
+) -> None:
+    environment(GLM_PTO_BACKEND="upstream")
+    layer, hidden = SharedExpert(sizes), torch.zeros(2, sizes.hidden).bfloat16()
+    assert (K.ffn_share_expert_quant_refusal(layer, hidden) is None) is fits
+    assert K.ffn_share_expert_quant_supported(layer, hidden) is fits
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize(
+    "unknown",
+    [None, 3, object(), int, {}, torch.nn.Identity(), RMSNorm(8)],
+    ids=["none", "number", "object", "type", "dict", "identity", "norm"],
+)
+def test_unknown_objects_are_no_exception(
+    unknown: object, traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "is_dynamo_compiling", lambda: traced)
+    assert K.ffn_share_expert_quant_supported(unknown, torch.zeros(2, 256).bfloat16()) is False
+    assert K.ffn_share_expert_quant_refusal(unknown, torch.zeros(2, 256).bfloat16()) is not None
+    layer = SharedExpert(SMALL)
+    assert not (traced and K.ffn_share_expert_quant_supported(layer, unknown))
+    assert K.ffn_share_expert_quant_refusal(layer, unknown) is not None
 
 
 @pytest.mark.usefixtures("torch_backend")
