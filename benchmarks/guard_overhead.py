@@ -9,8 +9,8 @@ or, for paged_attention (tensors of torch's meta device, a stand-in for torch.np
 "every fact": what ``refusal`` takes where nothing refuses, so all that the operator rests on is asked. Under
 torch.compile a guard costs nothing: it is evaluated while tracing.
 
-Not in the figures: three conditions name a child of the layer, such as ``self.gate``. PyTorch finds a child by
-a Python call; the last line is what that takes, in the native statement as in the guard.
+Not in the figures: three conditions name a child of the layer, such as ``self.gate``. PyTorch finds a child
+by a Python call; the last line is what that takes, in the native statement as in the guard.
 """
 
 from __future__ import annotations
