@@ -472,9 +472,21 @@ def test_hazard_14_revert_without_apply_has_nothing_to_do(tmp_path: Path) -> Non
     assert planted.names(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "damage", ["deleted", "empty", "garbage", "newer", "older", "edited", "deep", "folder", "link"]
-)
+DAMAGES = {
+    "deleted": "",
+    "empty": "not readable as JSON",
+    "garbage": "not readable as JSON",
+    "foreign": "not a glm-pto state",
+    "newer": "a newer glm-pto wrote it (format 2; this one reads format 1)",
+    "older": "an older glm-pto wrote it (format 0",
+    "edited": "its checksum does not match its content",
+    "deep": "not readable as JSON",
+    "folder": "it is not a regular file",
+    "link": "it is not a regular file",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_hazard_14_without_a_usable_state_the_guards_are_enough(tmp_path: Path, damage: str) -> None:
     file = plant(tmp_path)
     planted.apply(tmp_path)
@@ -491,14 +503,17 @@ def test_hazard_14_without_a_usable_state_the_guards_are_enough(tmp_path: Path, 
             {
                 "empty": "",
                 "garbage": "\0\1 no JSON",
+                "foreign": text.replace('"kind": "state"', '"kind": "journal"'),
                 "newer": text.replace('"format": 1', '"format": 2'),
                 "older": text.replace('"format": 1', '"format": 0'),
                 "edited": text.replace('"mode": 420', '"mode": 511'),
                 "deep": "[" * 100_000,
             }[damage]
         )
-    (row,) = operations.status([tmp_path], Options(sites=("gate",))).trees[0].findings
-    assert row.state is Row.APPLIED
+    (tree,) = operations.status([tmp_path], Options(sites=("gate",))).trees
+    assert [row.state for row in tree.findings] == [Row.APPLIED]
+    told = [note for note in tree.notes if note.endswith("judging by the text alone")]
+    assert len(told) == (damage != "deleted") and all(DAMAGES[damage] in note for note in told)
     if damage in ("folder", "link"):
         with pytest.raises(Refusal, match=r"state\.json: is not a regular file; remove it"):
             planted.revert(tmp_path)
