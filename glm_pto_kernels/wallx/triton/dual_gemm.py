@@ -1,7 +1,8 @@
 """Two matrix products in one launch on Triton.
 
-bf16 and fp16 matrices whose rows are dense and 16-byte aligned go through Hopper's tensor copy engine
-(``dual_gemm_tma``); everything else (fp32, odd sizes, any strides) through pointers, here.
+bf16 and fp16 matrices whose rows are dense and 16-byte aligned go through Hopper's tensor copy engine: in
+CUDA C++ where one round of tiles does (``dual_gemm_wave``), else in Triton (``dual_gemm_tma``). Everything
+else (fp32, odd sizes, any strides) goes through pointers, here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.dual_gemm_tma import dual_gemm_tma, fits_tma
+from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Wave, capable, dual_gemm_wave, wave_of
+from glm_pto_kernels.wallx.triton.dual_gemm_tma import (
+    Product,
+    dual_gemm_tma,
+    fits_tma,
+    multiprocessors,
+    row_major,
+)
 from glm_pto_kernels.wallx.triton.launch import Kernel
 from glm_pto_kernels.wallx.triton.tensor_map import Launch, again
 
@@ -107,7 +115,8 @@ def dual_gemm(
     ]
     if not fits_tma(products):
         return dual_gemm_pointers(products)
-    launch = dual_gemm_tma(products)
+    wave = one_wave(products)
+    launch = dual_gemm_tma(products) if wave is None else dual_gemm_wave(products, wave)
     if launch is not None:
         if len(LAUNCHES) >= MOST:
             LAUNCHES.clear()
@@ -115,12 +124,21 @@ def dual_gemm(
     return None
 
 
+def one_wave(products: Sequence[Product]) -> Wave | None:
+    """How one round of large tiles does for both products, if it does and inputs are stored row by row."""
+    (a0, _, o0), (_, _, o1) = products
+    device = o0.get_device()
+    if not (row_major(a0) and capable(device)):
+        return None
+    return wave_of(*o0.shape, *o1.shape, multiprocessors(device))
+
+
 # A launch depends on nothing but what is in its key; training meets the same addresses again and again.
 LAUNCHES: dict[tuple[Any, ...], Launch] = {}
 MOST = 4096
 
 
-def dual_gemm_pointers(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+def dual_gemm_pointers(products: Sequence[Product]) -> None:
     tensors: list[Tensor] = []
     numbers: list[int] = []
     tiles = 0

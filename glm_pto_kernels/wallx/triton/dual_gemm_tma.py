@@ -110,17 +110,29 @@ class Tiling:
     programs: int = 1  # per multiprocessor
 
 
-# By the number of 128 x 128 tiles of the larger product, as an H200 preferred.
-TILINGS = (
-    (800, Tiling(64, 256, 64, 8, 2, 4, 5)),
-    (2800, Tiling(128, 128, 64, 16, 2, 4, 5)),
-    (1 << 62, Tiling(128, 128, 64, 4, 2, 4, 3, programs=2)),
-)
+SMALL = Tiling(64, 256, 64, 8, 2, 4, 5)
+SINGLE = Tiling(128, 128, 64, 16, 2, 4, 5)
+PAIRED = Tiling(128, 128, 64, 4, 2, 4, 3, programs=2)
+TILINGS = (SMALL, SINGLE, PAIRED)
+# Numbers of 128 x 128 tiles of the larger product where an H200 changed its preference.
+FEW, SOME, MANY = 400, 800, 2800
 
 
-def tiling_of(products: Sequence[Product]) -> Tiling:
-    tiles = max(-(-o.shape[0] // 128) * -(-o.shape[1] // 128) for _, _, o in products)
-    return next(tiling for most, tiling in TILINGS if tiles <= most)
+def tiling_of(products: Sequence[Product], processors: int) -> Tiling:
+    """Two programs a multiprocessor overlap one's end with the other's work, unless that costs a round."""
+    tiles = max(tiles_of(SINGLE, [product]) for product in products)
+    if tiles > MANY:
+        return PAIRED
+    other = SMALL if tiles <= SOME else SINGLE
+    if tiles <= FEW:
+        return other
+    rounds = -(-tiles_of(other, products) // processors)
+    paired = -(-tiles_of(PAIRED, products) // (2 * processors))
+    return PAIRED if 2 * paired <= rounds else other
+
+
+def tiles_of(tiling: Tiling, products: Sequence[Product]) -> int:
+    return sum(-(-o.shape[0] // tiling.block_m) * -(-o.shape[1] // tiling.block_n) for _, _, o in products)
 
 
 def fits_tma(products: Sequence[Product]) -> bool:
@@ -196,10 +208,11 @@ def cut(m0: int, n0: int, m1: int, n1: int, tiling: Tiling, programs: int) -> Cu
 
 def dual_gemm_tma(products: Sequence[Product], tiling: Tiling | None = None) -> Launch | None:
     """Both products in one launch."""
-    tiling = tiling or tiling_of(products)
     (a0, b0, o0), (a1, b1, o1) = products
+    processors = multiprocessors(o0.get_device())
+    tiling = tiling or tiling_of(products, processors)
     trans_a, trans_b = not row_major(a0), not row_major(b0)
-    programs = multiprocessors(o0.get_device()) * tiling.programs
+    programs = processors * tiling.programs
     (m0, n0), (m1, n1) = o0.shape, o1.shape
     plan = cut(m0, n0, m1, n1, tiling, programs)
     whole = (tiling.block_m, tiling.block_n)

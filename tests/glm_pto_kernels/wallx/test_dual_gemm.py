@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ SIZES = [
     pytest.param((448, 1104, 256, 32, 208, 256), id="aligned"),
     pytest.param((1088, 2048, 320, 160, 512, 192), id="aligned_tall"),
     pytest.param((4160, 11008, 64, 72, 264, 128), id="aligned_many_tiles"),
+    pytest.param((448, 11008, 200, 32, 2048, 72), id="one_wave"),
+    pytest.param((97, 2048, 64, 170, 10104, 328), id="one_wave_second_larger"),
+    pytest.param((500, 10944, 8, 1, 8, 1000), id="one_wave_unlike"),
 ]
 
 
@@ -76,7 +80,7 @@ def test_the_cut_covers_the_first_product_once(place, rows, columns):
     if place.name == "torch":
         pytest.skip("the reference has no tiles")
     kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm_tma")
-    for _, tiling in kernels.TILINGS:
+    for tiling in kernels.TILINGS:
         plan = kernels.cut(rows, columns, 32, 2048, tiling, 132 * tiling.programs)
         covered = torch.zeros(-(-rows // 64), -(-columns // 64), dtype=torch.int8)
 
@@ -88,6 +92,96 @@ def test_the_cut_covers_the_first_product_once(place, rows, columns):
         if plan.edge:
             cover(*plan.edge_place, *plan.edge_block)
         assert bool((covered == 1).all()), (tiling, plan)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "tiles"),
+    [
+        pytest.param((448, 11008, 32, 2048), 224, (116, 11), id="two_tiles_of_224_rows"),
+        pytest.param((192, 11008, 32, 2048), 96, (116, 11), id="two_tiles_of_96_rows"),
+        pytest.param((512, 11008, 256, 2048), 256, (116, 11), id="two_tiles_of_256_rows"),
+        pytest.param((32, 2048, 448, 11008), 224, (11, 116), id="second_is_larger"),
+        pytest.param((513, 11008, 32, 2048), None, None, id="not_in_one_round"),
+        pytest.param((128, 11008, 32, 2048), None, None, id="too_few_rows"),
+        pytest.param((448, 2048, 32, 2048), None, None, id="too_few_tiles"),
+    ],
+)
+def test_one_wave_of_tiles_is_taken_where_it_fills_the_gpu(sizes, rows, tiles):
+    kernels = importlib.import_module("glm_pto_kernels.wallx.cuda.dual_gemm_wave")
+    wave = kernels.wave_of(*sizes, 132)
+    assert (wave and wave.rows, wave and wave.tiles) == (rows, tiles)
+
+
+def test_the_wave_kernel_is_written_for_its_rows_layout_and_type():
+    kernels = importlib.import_module("glm_pto_kernels.wallx.cuda.dual_gemm_wave")
+    text = kernels.source(96, trans_b=False, kind="f16")
+    assert '#define ROWS 96\n#define TRANS_B 0\n#define KIND "f16"\n' in text
+    assert "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16" in text
+    assert '%47}, %48, %49, 1, 1, 1, 1, 0;"' in text
+    assert text.count('"+f"(total[') == 48 + 1
+    assert "1, 1, 1, 0, 0;" in kernels.source(96, trans_b=True, kind="bf16")
+
+
+def test_the_kernels_constants_are_those_of_its_source():
+    kernels = importlib.import_module("glm_pto_kernels.wallx.cuda.dual_gemm_wave")
+    text = kernels.source(224, trans_b=True, kind="bf16")
+    groups = kernels.WIDE // 64
+    assert f"GROUPS = {groups}, DEPTH = {kernels.DEPTH}, STAGES = {kernels.STAGES}," in text
+    assert 128 * groups == kernels.THREADS
+    # The output leaves through four buffers of 64 rows of weights.
+    assert kernels.MOST_ROWS <= kernels.STAGES * 64
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [(448, "SMALL"), (640, "PAIRED"), (768, "SMALL"), (1024, "PAIRED"), (2048, "SINGLE"), (2112, "PAIRED"),
+     (6144, "PAIRED"), (16384, "PAIRED")],
+)  # fmt: skip
+def test_two_programs_a_multiprocessor_unless_that_costs_a_round(rows, expected):
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm_tma")
+    shapes = [torch.empty(rows, 11008, device="meta"), torch.empty(64, 2048, device="meta")]
+    chosen = kernels.tiling_of([(None, None, o) for o in shapes], 132)
+    assert chosen is getattr(kernels, expected)
+
+
+@pytest.mark.gpu
+def test_one_wave_equals_the_other_kernel_and_repeats_to_the_bit(place):
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.cuda.dual_gemm_wave")
+    if not kernels.capable(0):
+        pytest.skip("needs a Hopper GPU and torch's run-time compiler")
+    for trans_b, dtype in itertools.product((False, True), (torch.bfloat16, torch.float16)):
+        a0, a1, b0, b1 = made(place, (448, 11008, 2048, 32, 2048, 2048), False, trans_b, dtype)
+        b0, b1 = (b.t() if trans_b else b for b in (b0, b1))
+        outputs = [
+            [torch.full((448, 11008), float("nan"), dtype=dtype, device="cuda"),
+             torch.full((32, 2048), float("nan"), dtype=dtype, device="cuda")]
+            for _ in range(3)
+        ]  # fmt: skip
+        wave = kernels.wave_of(448, 11008, 32, 2048, 132)
+        for o0, o1 in outputs[:2]:
+            kernels.dual_gemm_wave([(a0, b0, o0), (a1, b1, o1)], wave)
+        tma = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm_tma")
+        tma.dual_gemm_tma([(a0, b0, outputs[2][0]), (a1, b1, outputs[2][1])])
+        for one, again, other in zip(*outputs, strict=True):
+            assert torch.equal(one, again)
+            torch.testing.assert_close(one, other, rtol=RELATIVE[dtype], atol=0.1)
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_not_used_torch_can_launch(place):
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    tensors = made(place, (448, 11008, 256, 32, 2048, 256), False, False, torch.bfloat16)
+    outputs = wallx.asym_dual_gmm_separated(*tensors)
+    for out in outputs:
+        out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(wallx.asym_dual_gmm_separated, *tensors, *outputs).result()
+    torch.cuda.synchronize()
+    close(outputs, tensors, False, False)
 
 
 def test_F7_any_strides_of_inputs_and_outputs(place):
