@@ -69,6 +69,13 @@ def implementation(operator: str, tensor: Tensor) -> Callable[..., Any]:
     return found
 
 
+def traceable(reference: Callable[..., Any], operator: str, tensor: Tensor) -> Callable[..., Any]:
+    """``implementation``, but while torch.compile traces the reference: operators that are not registered."""
+    if is_compiling() and chosen() != "wallx_csrc":
+        return reference
+    return implementation(operator, tensor)
+
+
 def resolve(on_gpu: bool, double: bool = False) -> str:
     """The backend's name for tensors that are, or are not, on a GPU, and of type fp64."""
     name = chosen()

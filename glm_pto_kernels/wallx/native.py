@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_pto_kernels.wallx.reference.rope_index import Vision
+
 
 def extension() -> Any:
     """The extension module, or the error of its own import."""
@@ -90,3 +92,37 @@ def rope(
         extension().rope(*inputs, *tables, *results, list(sections))
     q_out.copy_(results[0])
     k_out.copy_(results[1])
+
+
+def rope_index(
+    input_ids: Tensor,
+    image_grid_thw: Tensor | None,
+    video_grid_thw: Tensor | None,
+    second_per_grid_ts: Tensor | None,
+    attention_mask: Tensor | None,
+    vision: Vision,
+) -> tuple[Tensor, Tensor]:
+    position_ids, deltas = extension().rope_index(
+        input_ids,
+        image_grid_thw,
+        video_grid_thw,
+        second_per_grid_ts,
+        attention_mask,
+        vision.merge,
+        vision.image_token,
+        vision.video_token,
+        vision.start_token,
+        vision.tokens_per_second,
+    )
+    return position_ids, deltas
+
+
+def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, merge: int) -> Tensor:
+    found: Tensor = extension().rot_pos_emb(inv_freq.float(), grid_thw, merge)
+    return found
+
+
+def get_window_index(grid_thw: Tensor, merge: int, window: int, unit: int) -> tuple[Tensor, Tensor]:
+    """The extension does not use its patch size."""
+    index, bounds = extension().get_window_index(grid_thw.to(torch.int32), merge, window, 1, unit)
+    return index, bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import chosen
+from glm_pto_kernels.wallx.backends import traceable
 from glm_pto_kernels.wallx.reference import rope_index as reference
 from glm_pto_kernels.wallx.reference.rope_index import Vision
 
@@ -60,25 +60,14 @@ def get_rope_index(
     if second_per_grid_ts is not None and second_per_grid_ts.dim() != 1:
         raise ValueError(f"rope_index: second_per_grid_ts must be [videos], found {second_per_grid_ts.shape}")
     check_merge("rope_index", spatial_merge_size)
-    if chosen() == "wallx_csrc":
-        from glm_pto_kernels.wallx.native import extension
-
-        return extension().rope_index(
-            input_ids,
-            image_grid_thw,
-            video_grid_thw,
-            second_per_grid_ts,
-            attention_mask,
-            spatial_merge_size,
-            image_token_id,
-            video_token_id,
-            vision_start_token_id,
-            tokens_per_second,
-        )
     vision = Vision(
         spatial_merge_size, image_token_id, video_token_id, vision_start_token_id, tokens_per_second
     )
-    return reference(input_ids, image_grid_thw, video_grid_thw, second_per_grid_ts, attention_mask, vision)
+    run = traceable(reference, "rope_index", input_ids)
+    result: tuple[Tensor, Tensor] = run(
+        input_ids, image_grid_thw, video_grid_thw, second_per_grid_ts, attention_mask, vision
+    )
+    return result
 
 
 def check_grid(operator: str, name: str, grid: Tensor | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import chosen
+from glm_pto_kernels.wallx.backends import traceable
 from glm_pto_kernels.wallx.reference import rot_pos_emb as reference
 from glm_pto_kernels.wallx.rope_index import check_grid, check_merge
 
@@ -29,8 +29,5 @@ def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, spatial_merge_size: int) -> 
         )
     check_grid("rot_pos_emb", "grid_thw", grid_thw)
     check_merge("rot_pos_emb", spatial_merge_size)
-    if chosen() == "wallx_csrc":
-        from glm_pto_kernels.wallx.native import extension
-
-        return extension().rot_pos_emb(inv_freq.float(), grid_thw, spatial_merge_size)
-    return reference(inv_freq, grid_thw, spatial_merge_size)
+    found: Tensor = traceable(reference, "rot_pos_emb", inv_freq)(inv_freq, grid_thw, spatial_merge_size)
+    return found

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import chosen
+from glm_pto_kernels.wallx.backends import traceable
 from glm_pto_kernels.wallx.reference import get_window_index as reference
 from glm_pto_kernels.wallx.rope_index import check_grid, check_merge
 
@@ -38,14 +37,8 @@ def get_window_index(
         raise ValueError(
             f"get_window_index: vit_merger_window_size must be positive, found {vit_merger_window_size}"
         )
-    if chosen() == "wallx_csrc":
-        from glm_pto_kernels.wallx.native import extension
-
-        return extension().get_window_index(
-            grid_thw.to(torch.int32),
-            spatial_merge_size,
-            vit_merger_window_size,
-            patch_size,
-            spatial_merge_unit,
-        )
-    return reference(grid_thw, spatial_merge_size, vit_merger_window_size, spatial_merge_unit)
+    run = traceable(reference, "get_window_index", grid_thw)
+    result: tuple[Tensor, Tensor] = run(
+        grid_thw, spatial_merge_size, vit_merger_window_size, spatial_merge_unit
+    )
+    return result

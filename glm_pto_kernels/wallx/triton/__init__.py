@@ -1,9 +1,21 @@
 """Triton kernels of the wall-x operators for NVIDIA GPUs. Imported only when a call needs them."""
 
 from glm_pto_kernels.wallx.triton.dual_gemm import dual_gemm
+from glm_pto_kernels.wallx.triton.patch_grids import get_window_index, rot_pos_emb
 from glm_pto_kernels.wallx.triton.permute import permute
 from glm_pto_kernels.wallx.triton.rope import rope
+from glm_pto_kernels.wallx.triton.rope_index import rope_index
 from glm_pto_kernels.wallx.triton.scatter import permute_with_map, unpermute_bwd
 from glm_pto_kernels.wallx.triton.unpermute import unpermute
 
-__all__ = ["dual_gemm", "permute", "permute_with_map", "rope", "unpermute", "unpermute_bwd"]
+__all__ = [
+    "dual_gemm",
+    "get_window_index",
+    "permute",
+    "permute_with_map",
+    "rope",
+    "rope_index",
+    "rot_pos_emb",
+    "unpermute",
+    "unpermute_bwd",
+]

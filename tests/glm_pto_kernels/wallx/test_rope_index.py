@@ -61,12 +61,16 @@ def padded(rows, side):
     return torch.tensor(ids), torch.tensor(mask)
 
 
-def run(ids, mask=None, images=None, videos=None, seconds=None):
-    return get_rope_index(ids, images, videos, seconds, mask, MERGE, IMAGE, VIDEO, START, RATE)
+def run(place, *inputs):
+    """ids, mask, images, videos, seconds, as many as there are."""
+    inputs += (None,) * (5 - len(inputs))
+    ids, mask, images, videos, seconds = (x if x is None else x.to(place.device) for x in inputs)
+    found = get_rope_index(ids, images, videos, seconds, mask, MERGE, IMAGE, VIDEO, START, RATE)
+    return [x.cpu() for x in found]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_mixed_batch_with_padding_on_either_side(side):
+def test_mixed_batch_with_padding_on_either_side(place, side):
     """The original counts left padding in its image path only."""
     images = torch.tensor([[1, 4, 6], [1, 2, 8], [1, 6, 4]])
     videos = torch.tensor([[3, 4, 4], [2, 2, 6]])
@@ -79,62 +83,67 @@ def test_mixed_batch_with_padding_on_either_side(side):
         ],
         side,
     )
-    result = run(ids, mask, images, videos, seconds)
+    result = run(place, ids, mask, images, videos, seconds)
     reference = expected(ids, mask, images, videos, seconds)
     assert torch.equal(result[0], reference[0])
     assert torch.equal(result[1], reference[1])
 
 
-def test_text_only():
+def test_text_only(place):
     ids, mask = padded([tokens(5), tokens(3)], "left")
-    position, delta = run(ids, mask)
+    position, delta = run(place, ids, mask)
     assert position[0].tolist() == [[0, 1, 2, 3, 4], [1, 1, 0, 1, 2]]
     assert delta.tolist() == [[0], [-2]]
-    position, delta = run(ids)
+    position, delta = run(place, ids)
     assert torch.equal(position, torch.arange(5).expand(3, 2, 5))
     assert delta.tolist() == [[0], [0]]
 
 
 @pytest.mark.parametrize("width", [41, 47, 55, 61])
-def test_widths_that_the_original_divides_wrongly(width):
+def test_widths_that_the_original_divides_wrongly(place, width):
     """It divides through a rounded fp32 reciprocal."""
     images = torch.tensor([[1, 2 * 6, 2 * width]])
     ids = torch.tensor([tokens(1, ("i", 6 * width), 1)])
-    result = run(ids, None, images)
+    result = run(place, ids, None, images)
     reference = expected(ids, torch.ones_like(ids), images, None, None)
     assert torch.equal(result[0], reference[0])
     assert torch.equal(result[1], reference[1])
 
 
-def test_more_than_64_images():
+def test_more_than_64_images(place):
     images = torch.tensor([[1, 2, 4]] * 70)
     ids = torch.tensor([tokens(*[("i", 2)] * 70)])
-    assert torch.equal(run(ids, None, images)[0], expected(ids, torch.ones_like(ids), images, None, None)[0])
+    assert torch.equal(
+        run(place, ids, None, images)[0], expected(ids, torch.ones_like(ids), images, None, None)[0]
+    )
 
 
-def test_seconds_default_to_one():
+def test_seconds_default_to_one(place):
     videos = torch.tensor([[3, 2, 2]])
     ids = torch.tensor([tokens(1, ("v", 3))])
-    assert torch.equal(run(ids, None, None, videos)[0], run(ids, None, None, videos, torch.ones(1))[0])
+    assert torch.equal(
+        run(place, ids, None, None, videos)[0], run(place, ids, None, None, videos, torch.ones(1))[0]
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_empty(shape):
-    position, delta = run(torch.zeros(shape, dtype=torch.long), None, torch.tensor([[1, 2, 2]]))
+def test_empty(place, shape):
+    position, delta = run(place, torch.zeros(shape, dtype=torch.long), None, torch.tensor([[1, 2, 2]]))
     assert position.shape == (3, *shape)
     assert delta.shape == (shape[0], 1)
 
 
-def test_refuses():
+def test_refuses(place):
     ids = torch.tensor([tokens(1, ("i", 1), ("i", 1), ("v", 1))])
     one = torch.tensor([[1, 2, 2]])
-    with pytest.raises(ValueError, match="image_grid_thw has 1 rows"):
-        run(ids, None, one, one)
-    with pytest.raises(ValueError, match="video_grid_thw is missing"):
-        run(ids, None, one.repeat(2, 1))
+    if place.device == "cpu":  # on a GPU these are device assertions
+        with pytest.raises(ValueError, match=r"image_grid_thw (has 1 rows|or video_grid_thw has rows)"):
+            run(place, ids, None, one, one)
+        with pytest.raises(ValueError, match=r"video_grid_thw (is missing|has rows)"):
+            run(place, ids, None, one.repeat(2, 1))
     with pytest.raises(ValueError, match="does not have the shape of input_ids"):
-        run(ids, torch.ones(1, 2))
+        run(place, ids, torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"image_grid_thw must be integers \[N, 3\]"):
-        run(ids, None, torch.zeros(2, 2, dtype=torch.long))
+        run(place, ids, None, torch.zeros(2, 2, dtype=torch.long))
     with pytest.raises(ValueError, match="input_ids must be integers"):
-        run(ids.float())
+        run(place, ids.float())

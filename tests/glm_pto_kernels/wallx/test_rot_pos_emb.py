@@ -23,16 +23,25 @@ def loops(inv_freq, grids, merge):
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("merge", [1, 2, 3])
-def test_block_order(index, merge):
+def test_block_order(place, index, merge):
     grids = [[2, 6, 12], [1, 7, 5]]
-    inv_freq = torch.rand(5)
-    out = rot_pos_emb(inv_freq, torch.tensor(grids, dtype=index), merge)
+    inv_freq = torch.rand(5, device=place.device)
+    out = rot_pos_emb(inv_freq, torch.tensor(grids, dtype=index, device=place.device), merge)
     assert out.dtype == torch.float32
     assert torch.equal(out, loops(inv_freq, grids, merge))
 
 
-def test_no_grids():
-    assert rot_pos_emb(torch.rand(5), torch.zeros(0, 3, dtype=torch.int32), 2).shape == (0, 10)
+def test_more_grids_than_a_program_looks_at_together(place):
+    grids = [[1, 2, 2], [0, 4, 4], [1, 1, 4]] * 50 + [[2, 4, 6]]
+    inv_freq = torch.rand(4, device=place.device)
+    assert torch.equal(
+        rot_pos_emb(inv_freq, torch.tensor(grids, device=place.device), 2), loops(inv_freq, grids, 2)
+    )
+
+
+def test_no_grids(place):
+    grids = torch.zeros(0, 3, dtype=torch.int32, device=place.device)
+    assert rot_pos_emb(torch.rand(5, device=place.device), grids, 2).shape == (0, 10)
 
 
 def test_refuses():

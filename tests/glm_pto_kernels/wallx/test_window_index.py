@@ -28,27 +28,34 @@ def loops(grids, merge, window, unit):
 
 @pytest.mark.parametrize("window", [1, 3, 4, 50])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_border_windows_are_smaller(window, index):
+def test_border_windows_are_smaller(place, window, index):
     grids = [[2, 10, 14], [1, 8, 8], [1, 3, 2]]
-    order, bounds = get_window_index(torch.tensor(grids, dtype=index), 2, window, 14, 4)
+    order, bounds = get_window_index(torch.tensor(grids, dtype=index, device=place.device), 2, window, 14, 4)
     expected = loops(grids, 2, window, 4)
     assert order.dtype == bounds.dtype == torch.int32
     assert order.tolist() == expected[0]
     assert bounds.tolist() == expected[1]
 
 
-def test_more_than_256_windows():
+def test_more_than_256_windows(place):
     """The original adds up the lengths in one block without a barrier between blocks."""
     grids = [[3, 40, 40]]
-    order, bounds = get_window_index(torch.tensor(grids), 1, 2, 14, 1)
+    order, bounds = get_window_index(torch.tensor(grids, device=place.device), 1, 2, 14, 1)
+    assert (order.tolist(), bounds.tolist()) == loops(grids, 1, 2, 1)
+
+
+def test_more_grids_than_a_program_looks_at_together(place):
+    grids = [[1, 3, 2], [0, 4, 4]] * 70 + [[1, 5, 3]]
+    order, bounds = get_window_index(torch.tensor(grids, device=place.device), 1, 2, 14, 1)
     assert (order.tolist(), bounds.tolist()) == loops(grids, 1, 2, 1)
 
 
 @pytest.mark.parametrize(
     "grids", [[], [[0, 4, 4]], [[1, 1, 4]]], ids=["none", "no_frames", "less_than_a_block"]
 )
-def test_nothing_to_order(grids):
-    order, bounds = get_window_index(torch.tensor(grids, dtype=torch.int32).reshape(-1, 3), 2, 2, 14, 4)
+def test_nothing_to_order(place, grids):
+    made = torch.tensor(grids, dtype=torch.int32, device=place.device).reshape(-1, 3)
+    order, bounds = get_window_index(made, 2, 2, 14, 4)
     assert order.tolist() == []
     assert bounds.tolist() == [0]
 
