@@ -28,7 +28,10 @@ MODULES = {
 }
 
 _chosen: str | None = None
-_found: dict[tuple[str, bool, bool], Callable[..., Any]] = {}
+_found: dict[tuple[str, bool, bool], Any] = {}
+MOST_PLANS = 4096
+# Calls that were checked and looked up before: by operator, and all that checks and backends look at.
+PLANS: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
 def chosen() -> str:
@@ -46,6 +49,7 @@ def use(name: str | None) -> None:
     global _chosen
     _chosen = name
     _found.clear()
+    PLANS.clear()
 
 
 @contextmanager
@@ -59,17 +63,33 @@ def using(name: str) -> Iterator[None]:
         use(before)
 
 
-def implementation(operator: str, tensor: Tensor) -> Callable[..., Any]:
-    """The function that runs ``operator`` for tensors like ``tensor``."""
+def implementation(operator: str, tensor: Tensor) -> Any:
+    """The function that runs ``operator`` for tensors like ``tensor``; None if the backend has none."""
     key = (operator, tensor.is_cuda, tensor.dtype is torch.float64)
     found = _found.get(key)
-    if found is None:
+    if found is None and key not in _found:
         module = importlib.import_module(MODULES[resolve(*key[1:])])
-        found = _found[key] = getattr(module, operator)
+        found = _found[key] = getattr(module, operator, None)
     return found
 
 
-def traceable(reference: Callable[..., Any], operator: str, tensor: Tensor) -> Callable[..., Any]:
+def layout(x: Tensor) -> tuple[Any, ...]:
+    """All that checks and backends look at in a tensor."""
+    return x.shape, x.stride(), x.dtype, x.device
+
+
+def keep_plan(key: tuple[Any, ...], operator: str, *arguments: Any) -> None:
+    """Let the next call with this key go straight to the backend's plan, if it makes one."""
+    make = implementation(f"{operator}_plan", arguments[0])
+    plan = make and make(*arguments)
+    if plan is None:
+        return
+    if len(PLANS) >= MOST_PLANS:
+        PLANS.clear()
+    PLANS[key] = plan
+
+
+def traceable(reference: Callable[..., Any], operator: str, tensor: Tensor) -> Any:
     """``implementation``, but while torch.compile traces the reference: operators that are not registered."""
     if is_compiling() and chosen() != "wallx_csrc":
         return reference

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import direct, implementation
+from glm_pto_kernels.wallx.backends import PLANS, direct, implementation, keep_plan, layout
 
 INDEX_TYPES = (torch.int32, torch.int64)
 MAX_SLOTS = 2**31 - 1
@@ -43,19 +43,25 @@ def permute(
         TypeError: ``indices`` is neither int32 nor int64, or ``input`` is not floating.
         ValueError: shapes or devices do not fit, or ``max_expanded_token_num`` is less than T*K.
     """
+    # The document calls the workspace a tensor, the original takes a list: both are accepted.
+    spare = [workspace] if isinstance(workspace, Tensor) and workspace.numel() else list(workspace)
+    key = None
+    if direct(input):
+        numbers = (num_out_tokens, max_expanded_token_num, mask_negative)
+        key = ("permute", *numbers, layout(input), layout(indices))
+        plan = PLANS.get(key)
+        if plan is not None:
+            return plan(input, indices, spare)  # type: ignore[no-any-return]
     check_indices("permute", input, indices)
     if max_expanded_token_num < indices.numel():
         raise ValueError(
             f"permute: max_expanded_token_num is {max_expanded_token_num}, less than this call's T*K = "
             f"{indices.numel()}; pass the largest T*K that the workspace has to serve"
         )
-    # The document calls the workspace a tensor, the original takes a list: both are accepted.
-    spare = [workspace] if isinstance(workspace, Tensor) and workspace.numel() else list(workspace)
-    if direct(input):
-        run = implementation("permute", input)
-        result: tuple[Tensor, Tensor, list[Tensor]] = run(
-            input, indices, num_out_tokens, mask_negative, spare, max_expanded_token_num
-        )
+    if key is not None:
+        arguments = (input, indices, num_out_tokens, mask_negative, spare, max_expanded_token_num)
+        result: tuple[Tensor, Tensor, list[Tensor]] = implementation("permute", input)(*arguments)
+        keep_plan(key, "permute", *arguments)
         return result
     permuted, row_id_map = permute_op(input, indices, num_out_tokens, mask_negative)
     return permuted, row_id_map, spare

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import direct, implementation
+from glm_pto_kernels.wallx.backends import PLANS, direct, implementation, keep_plan, layout
 
 
 def rope(
@@ -103,6 +103,14 @@ def write(
     *,
     backward: bool,
 ) -> None:
+    tensors = (q, k, cos, sin, q_out, k_out)
+    key = None
+    if direct(*tensors) and type(sections) in (list, tuple):
+        key = (name, *sections, *map(layout, tensors))
+        plan = PLANS.get(key)
+        if plan is not None:
+            plan(*tensors)
+            return
     check(name, q, k, cos, sin, sections, False)
     for x, out in ((q, q_out), (k, k_out)):
         if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
@@ -110,10 +118,11 @@ def write(
                 f"{name}: an output must be {list(x.shape)} {x.dtype} on {x.device}, "
                 f"found {list(out.shape)} {out.dtype} on {out.device}"
             )
-    if direct(q, k, cos, sin, q_out, k_out):
-        implementation("rope", q)(q, k, cos, sin, q_out, k_out, sections, False, backward)
+    if key is not None:
+        arguments = (*tensors, sections, False, backward)
+        implementation("rope", q)(*arguments)
+        keep_plan(key, "rope", *arguments)
         return
-    tensors = (q, k, cos, sin, q_out, k_out)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise RuntimeError(
             f"{name} writes into its outputs, so autograd cannot record it; use apply_rope, or call it under "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import direct, implementation
+from glm_pto_kernels.wallx.backends import PLANS, direct, implementation, keep_plan, layout
 from glm_pto_kernels.wallx.permute import check_map
 
 
@@ -34,12 +34,21 @@ def unpermute(
         TypeError: ``row_id_map`` is not int32, or ``prob`` not floating.
         ValueError: shapes or devices do not fit.
     """
-    check_map("unpermute", input, row_id_map, max_tokens, num_topK)
-    if prob is not None:
-        prob = prob if num_topK > 1 and prob.numel() else None
-        check_prob("unpermute", input, prob, max_tokens, num_topK)
+    if prob is not None and not (num_topK > 1 and prob.numel()):
+        prob = None
+    key = None
     if direct(input, prob):
-        summed: Tensor = implementation("unpermute", input)(input, row_id_map, prob, max_tokens, num_topK)
+        weights = None if prob is None else layout(prob)
+        key = ("unpermute", max_tokens, num_topK, layout(input), layout(row_id_map), weights)
+        plan = PLANS.get(key)
+        if plan is not None:
+            return plan(input, row_id_map, prob)  # type: ignore[no-any-return]
+    check_map("unpermute", input, row_id_map, max_tokens, num_topK)
+    check_prob("unpermute", input, prob, max_tokens, num_topK)
+    if key is not None:
+        arguments = (input, row_id_map, prob, max_tokens, num_topK)
+        summed: Tensor = implementation("unpermute", input)(*arguments)
+        keep_plan(key, "unpermute", *arguments)
         return summed
     return unpermute_op(input, row_id_map, prob, max_tokens, num_topK)
 

@@ -2,20 +2,23 @@
 
 from glm_pto_kernels.wallx.triton.dual_gemm import dual_gemm
 from glm_pto_kernels.wallx.triton.patch_grids import get_window_index, rot_pos_emb
-from glm_pto_kernels.wallx.triton.permute import permute
-from glm_pto_kernels.wallx.triton.rope import rope
+from glm_pto_kernels.wallx.triton.permute import permute, permute_plan
+from glm_pto_kernels.wallx.triton.rope import rope, rope_plan
 from glm_pto_kernels.wallx.triton.rope_index import rope_index
 from glm_pto_kernels.wallx.triton.scatter import permute_with_map, unpermute_bwd
-from glm_pto_kernels.wallx.triton.unpermute import unpermute
+from glm_pto_kernels.wallx.triton.unpermute import unpermute, unpermute_plan
 
 __all__ = [
     "dual_gemm",
     "get_window_index",
     "permute",
+    "permute_plan",
     "permute_with_map",
     "rope",
     "rope_index",
+    "rope_plan",
     "rot_pos_emb",
     "unpermute",
     "unpermute_bwd",
+    "unpermute_plan",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import triton
@@ -119,6 +119,7 @@ def permute_kernel(
                 tl.store(target + h, values, mask=kept[:, None] & inside)
 
 
+Plan = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor, list[Tensor]]]
 COUNT, SCAN, PERMUTE = Kernel(count_kernel), Kernel(scan_kernel), Kernel(permute_kernel)
 
 
@@ -131,25 +132,38 @@ def permute(
     max_slots: int = 0,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """See ``glm_pto_kernels.wallx.permute``; here the workspace is the count table of long lists."""
+    slots = indices.numel()
+    if slots == 0:
+        rows = max(num_out_tokens, 0)
+        empty = indices.new_empty(0, dtype=torch.int32)
+        return x.new_zeros(rows, x.shape[1]), empty, list(workspace)
+    x, indices = dense_rows(x), indices.contiguous()
+    plan = permute_plan(x, indices, num_out_tokens, mask_negative, workspace, max_slots)
+    assert plan is not None
+    return plan(x, indices, workspace)
+
+
+def permute_plan(
+    x: Tensor,
+    indices: Tensor,
+    num_out_tokens: int,
+    mask_negative: bool,
+    workspace: Sequence[Tensor],
+    max_slots: int,
+) -> Plan | None:
+    """What runs calls like this one; None where something must be copied first or nothing is to be done."""
     tokens, top_k = indices.shape
     slots = tokens * top_k
+    if slots == 0 or dense_rows(x) is not x or not indices.is_contiguous():
+        return None
     rows = num_out_tokens if num_out_tokens > 0 else slots
-    kept = list(workspace)
-    if slots == 0:
-        return x.new_zeros(rows, x.shape[1]), indices.new_empty(0, dtype=torch.int32), kept
-    out = empty_rows(x, rows)
-    row_map = indices.new_empty(slots, dtype=torch.int32)
-    x, indices = dense_rows(x), indices.contiguous()
     rank, chunk, chunks = 0, MAX_ROWS, 1
-    table = indices
     if slots > PAIRS:
         chunk = max(MAX_ROWS, floor_power_of_2(CHUNK_SLOTS[slots > LONG] // top_k))
         chunks = -(-tokens // chunk)
         rank = 1 if chunks <= CHUNKS_IN_ROW else 2
-        table = workspace_table(kept, chunks, max(max_slots, slots) // slots, indices)
-        table = count(indices, table, chunks, chunk, rank, mask_negative)
-    if rows <= slots and not mask_negative:
-        mark_complete(row_map, rows)
+    growth = max(max_slots, slots) // slots
+    complete = rows <= slots and not mask_negative
     spread = power_of_2(chunks) if rank == 1 else 1
     few = tokens <= 1024
     key = (
@@ -158,10 +172,24 @@ def permute(
     )  # fmt: skip
     found = PERMUTE.variants.get(key)
     launch = found or variant(key, x, top_k, rank, chunk, spread, mask_negative, few)
-    launch(launch.grid(tokens), (x, indices, out, row_map, table), (tokens, rows, chunks))
-    if rows > slots:
-        out[slots:].zero_()
-    return out, row_map, kept
+    grid, numbers = launch.grid(tokens), (tokens, rows, chunks)
+
+    def run(x: Tensor, indices: Tensor, workspace: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        out = empty_rows(x, rows)
+        row_map = indices.new_empty(slots, dtype=torch.int32)
+        kept = list(workspace)
+        table = indices
+        if rank:
+            table = workspace_table(kept, chunks, growth, indices)
+            table = count(indices, table, chunks, chunk, rank, mask_negative)
+        if complete:
+            mark_complete(row_map, rows)
+        launch(grid, (x, indices, out, row_map, table), numbers)
+        if rows > slots:
+            out[slots:].zero_()
+        return out, row_map, kept
+
+    return run
 
 
 def variant(

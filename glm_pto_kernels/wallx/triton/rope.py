@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
@@ -187,30 +187,49 @@ def rope(
     backward: bool,
 ) -> None:
     """See ``glm_pto_kernels.wallx.rope``. Heads whose elements are not side by side are copied first."""
-    batch, q_heads, length, dim = q.shape
-    if batch * length == 0:
-        return None
-    k_heads = k.shape[1]
-    layouts = (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride(), sin.stride())
-    shape = (q.get_device(), q.dtype, batch, length, q_heads, k_heads, dim, *sections, repeated, backward)
-    plan = PLANS.get((shape, layouts))
+    if q.shape[0] * q.shape[2] == 0:
+        return
+    plan = rope_plan(q, k, cos, sin, q_out, k_out, sections, repeated, backward)
     if plan is None:
-        if any(strides[3] != 1 for strides in layouts):
-            return strided(q, k, cos, sin, q_out, k_out, sections, repeated, backward)
-        if len(PLANS) >= MOST_PLANS:
-            PLANS.clear()
-        plan = PLANS[shape, layouts] = planned(shape, layouts)
-    launch, grid, numbers = plan
-    launch(grid, (q, k, cos, sin, q_out, k_out), numbers)
-    return None
+        strided(q, k, cos, sin, q_out, k_out, sections, repeated, backward)
+    else:
+        plan(q, k, cos, sin, q_out, k_out)
 
 
-Plan = tuple[Variant, int, tuple[int, ...]]
-PLANS: dict[tuple[Any, ...], Plan] = {}
-MOST_PLANS = 4096
+def rope_plan(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    sections: Sequence[int],
+    repeated: bool,
+    backward: bool,
+) -> Plan | None:
+    """What runs calls like this one; None where heads must be copied first or nothing is to be done."""
+    batch, q_heads, length, dim = q.shape
+    tensors = (q, k, cos, sin, q_out, k_out)
+    if batch * length == 0 or any(x.stride(3) != 1 for x in tensors):
+        return None
+    layouts = (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride(), sin.stride())
+    shape = (
+        q.get_device(), q.dtype, batch, length, q_heads, k.shape[1], dim, *sections, repeated, backward
+    )  # fmt: skip
+    launch, grid, numbers = planned(shape, layouts)
+
+    def run(*tensors: Tensor) -> None:
+        launch(grid, tensors, numbers)
+
+    return run
 
 
-def planned(shape: tuple[Any, ...], layouts: tuple[tuple[int, ...], ...]) -> Plan:
+Plan = Callable[..., None]
+
+
+def planned(
+    shape: tuple[Any, ...], layouts: tuple[tuple[int, ...], ...]
+) -> tuple[Variant, int, tuple[int, ...]]:
     """The variant, grid and integers of calls with these shapes and strides."""
     device, dtype, batch, length, q_heads, k_heads, dim, first, second, _, repeated, backward = shape
     strides = [stride for layout in layouts for stride in layout[:3]]

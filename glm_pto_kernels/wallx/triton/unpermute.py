@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import triton
 import triton.language as tl
@@ -54,22 +54,44 @@ def gather_kernel(
 
 
 GATHER = Kernel(gather_kernel)
+Plan = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def unpermute(y: Tensor, row_id_map: Tensor, prob: Tensor | None, tokens: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.unpermute``."""
-    hidden, device = y.shape[1], y.get_device()
-    out = empty_rows(y, tokens)
-    if top_k == 0 or tokens == 0 or hidden == 0:
-        return out.zero_()
+    if top_k == 0 or tokens == 0 or y.shape[1] == 0:
+        return empty_rows(y, tokens).zero_()
     y, row_id_map = dense_rows(y), row_id_map.contiguous()
-    weights = row_id_map if prob is None or top_k == 1 else prob.contiguous()
+    prob = None if prob is None or top_k == 1 else prob.contiguous()
+    plan = unpermute_plan(y, row_id_map, prob, tokens, top_k)
+    assert plan is not None
+    return plan(y, row_id_map, prob)
+
+
+def unpermute_plan(
+    y: Tensor, row_id_map: Tensor, prob: Tensor | None, tokens: int, top_k: int
+) -> Plan | None:
+    """What runs calls like this one; None where something must be copied first or nothing is to be done."""
+    hidden = y.shape[1]
+    if (
+        not (tokens and hidden and top_k and row_id_map.is_contiguous())
+        or dense_rows(y) is not y
+        or not (prob is None or prob.is_contiguous())
+    ):
+        return None
     size = 0 if tokens <= 4096 else 1 if tokens <= 8192 else 2
-    key = (device, y.dtype, hidden, y.stride(0), top_k, weights.dtype, size)
-    found = GATHER.variants.get(key)
-    launch = found or variant(key, y, top_k, weights is not row_id_map, size)
-    launch(launch.grid(tokens), (y, row_id_map, weights, out), (tokens, y.shape[0]))
-    return out
+    kind = None if prob is None else prob.dtype
+    key = (y.get_device(), y.dtype, hidden, y.stride(0), top_k, kind, size)
+    launch = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
+    grid, numbers = launch.grid(tokens), (tokens, y.shape[0])
+
+    def run(y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> Tensor:
+        out = empty_rows(y, tokens)
+        # An unused pointer still needs an address.
+        launch(grid, (y, row_id_map, row_id_map if prob is None else prob, out), numbers)
+        return out
+
+    return run
 
 
 def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> Variant:

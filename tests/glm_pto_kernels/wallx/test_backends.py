@@ -136,3 +136,26 @@ def test_the_raw_module_has_the_positional_arguments(name, arguments):
 
 def test_the_raw_module_has_nothing_else():
     assert len(csrc.__all__) == 9
+
+
+def test_a_call_is_planned_once_and_checked_again_when_anything_differs(place):
+    """Repeated calls go straight to the kernel; the plan must not outlive what was checked."""
+    if place.name == "torch":
+        pytest.skip("the reference makes no plans")
+    x = torch.randn(6, 8, device=place.device)
+    ids = torch.tensor([[1], [0], [1], [0], [0], [1]], dtype=torch.int32, device=place.device)
+    results = [wallx.permute(x, ids, 0, [], 6)[:2] for _ in range(2)]
+    assert len(backends.PLANS) == 1
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    back = [wallx.unpermute(results[0][0], results[0][1], None, 6, 1) for _ in range(2)]
+    assert len(backends.PLANS) == 2
+    assert all(torch.equal(b, x) for b in back)
+    with pytest.raises(TypeError, match="row_id_map must be int32"):
+        wallx.unpermute(results[0][0], results[0][1].long(), None, 6, 1)
+    with pytest.raises(ValueError, match="less than this call's"):
+        wallx.permute(x, ids, 0, [], 5)
+    strided = torch.randn(6, 16, device=place.device)[:, ::2]
+    assert torch.equal(wallx.permute(strided, ids, 0, [], 6)[0], strided[[1, 3, 4, 0, 2, 5]])
+    assert len(backends.PLANS) == 2
+    wallx.use("torch")
+    assert not backends.PLANS
