@@ -74,8 +74,8 @@ def implementation(operator: str, tensor: Tensor) -> Any:
 
 
 def layout(x: Tensor) -> tuple[Any, ...]:
-    """All that checks and backends look at in a tensor."""
-    return x.shape, x.stride(), x.dtype, x.device
+    """All that checks and backends look at in a tensor; flat, because such keys are found faster."""
+    return *x.shape, *x.stride(), x.dtype, x.device
 
 
 def keep_plan(key: tuple[Any, ...], operator: str, *arguments: Any) -> None:

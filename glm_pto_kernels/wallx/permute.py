@@ -48,7 +48,7 @@ def permute(
     key = None
     if direct(input):
         numbers = (num_out_tokens, max_expanded_token_num, mask_negative)
-        key = ("permute", *numbers, layout(input), layout(indices))
+        key = ("permute", *numbers, *layout(input), *layout(indices))
         plan = PLANS.get(key)
         if plan is not None:
             return plan(input, indices, spare)  # type: ignore[no-any-return]

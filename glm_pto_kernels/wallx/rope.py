@@ -106,7 +106,10 @@ def write(
     tensors = (q, k, cos, sin, q_out, k_out)
     key = None
     if direct(*tensors) and type(sections) in (list, tuple):
-        key = (name, *sections, *map(layout, tensors))
+        key = (
+            *(name, *sections, *layout(q), *layout(k), *layout(cos), *layout(sin)),
+            *(*layout(q_out), *layout(k_out)),
+        )
         plan = PLANS.get(key)
         if plan is not None:
             plan(*tensors)

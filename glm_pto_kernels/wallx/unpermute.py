@@ -38,8 +38,8 @@ def unpermute(
         prob = None
     key = None
     if direct(input, prob):
-        weights = None if prob is None else layout(prob)
-        key = ("unpermute", max_tokens, num_topK, layout(input), layout(row_id_map), weights)
+        weights = () if prob is None else layout(prob)
+        key = ("unpermute", max_tokens, num_topK, *layout(input), *layout(row_id_map), *weights)
         plan = PLANS.get(key)
         if plan is not None:
             return plan(input, row_id_map, prob)  # type: ignore[no-any-return]

@@ -70,7 +70,10 @@ def both(function, inputs, *, gradients):
 def close(found):
     eager, compiled = found
     for one, other in zip(eager, compiled, strict=True):
-        torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2)
+        if one is None:  # one expert a token: its weight is not used
+            assert other is None
+        else:
+            torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
