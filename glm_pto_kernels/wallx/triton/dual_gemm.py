@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Wave, capable, dual_gemm_wave, wave_of
+from glm_pto_kernels.wallx.relaunch import Launch, again
 from glm_pto_kernels.wallx.triton.dual_gemm_tma import (
     Product,
     dual_gemm_tma,
@@ -24,7 +25,6 @@ from glm_pto_kernels.wallx.triton.dual_gemm_tma import (
     row_major,
 )
 from glm_pto_kernels.wallx.triton.launch import Kernel
-from glm_pto_kernels.wallx.triton.tensor_map import Launch, again
 
 SHAPE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
 

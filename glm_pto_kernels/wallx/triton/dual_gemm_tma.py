@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
-from glm_pto_kernels.wallx.triton.tensor_map import Described, Launch, launch_described
+from glm_pto_kernels.wallx.relaunch import Launch
+from glm_pto_kernels.wallx.triton.tensor_map import Described, launch_described
 
 ALIGNMENT = 16
 Product = tuple[Tensor, Tensor, Tensor]

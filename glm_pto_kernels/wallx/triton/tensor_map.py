@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_pto_kernels.wallx.relaunch import Launch, again
 from glm_pto_kernels.wallx.triton.launch import DIRECT, direct_launch
 
 Described = tuple[Tensor, list[int]]
@@ -19,7 +20,6 @@ MOST = 4096  # encoded descriptors that are kept, 128 bytes each
 
 _launchers: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
 _encoded: dict[tuple[Any, ...], list[Any]] = {}
-Launch = tuple[Any, tuple[Any, ...], int]
 
 
 def launch_described(
@@ -52,11 +52,6 @@ def launch_described(
     launch = (launcher, (*fixed, *arguments, *numbers, *constants), grid)
     again(launch, device)
     return launch
-
-
-def again(launch: Launch, device: int) -> None:
-    launcher, arguments, grid = launch
-    launcher(grid, 1, 1, torch._C._cuda_getCurrentRawStream(device), *arguments)
 
 
 def dispatch(
