@@ -4,8 +4,8 @@
 // are the matrix unit's 64-wide side and its rows the other one, which takes any multiple of 8: 448 rows are
 // two tiles of 224 without waste.
 //
-// Compiled at run time with ROWS of each product's tiles (ROWS0, ROWS1), TRANS_B (weights stored [n, k]) and
-// KIND ("bf16" or "f16"), and with multiply(), whose operand list depends on the rows.
+// Compiled at run time with ROWS, TRANS_B (weights stored [n, k]) and KIND ("bf16" or "f16"), and with
+// multiply(), whose operand list depends on ROWS.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -15,9 +15,10 @@ struct alignas(64) Map {
 };
 
 constexpr int GROUPS = 3, DEPTH = 64, STAGES = 4, AHEAD = STAGES - 1;
-constexpr u32 W_BYTES = 64 * DEPTH * 2;
+constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = ROWS * DEPTH * 2;
+constexpr u32 STAGE_BYTES = GROUPS * W_BYTES + X_BYTES;
 
-template <int ROWS> __device__ void multiply(float *total, u64 w, u64 x);
+__device__ void multiply(float *total, u64 w, u64 x);
 
 __device__ inline void wait(u32 barrier, u32 parity) {
     asm volatile(
@@ -45,13 +46,20 @@ __device__ inline u32 packed(float low, float high) {
     return both;
 }
 
-template <int ROWS>
-__device__ inline void one_tile(const Map &x, const Map &w, const Map &o, int tile, int high, int steps) {
+// tiles0: tiles of the first product, the others belong to the second; high: tiles one below the other.
+extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
+    dual_gemm_wave(const __grid_constant__ Map x0, const __grid_constant__ Map w0,
+                   const __grid_constant__ Map o0, const __grid_constant__ Map x1,
+                   const __grid_constant__ Map w1, const __grid_constant__ Map o1, int tiles0, int high0,
+                   int steps0, int high1, int steps1) {
     extern __shared__ unsigned char memory[];
-    constexpr u32 X_BYTES = ROWS * DEPTH * 2, STAGE_BYTES = GROUPS * W_BYTES + X_BYTES;
     const u32 w_at = ((u32)__cvta_generic_to_shared(memory) + 1023) & ~1023u;
     const u32 x_at = w_at + STAGES * GROUPS * W_BYTES, ready = x_at + STAGES * X_BYTES;
     const u32 empty = ready + 8 * STAGES;
+    const bool first = (int)blockIdx.x < tiles0;
+    const int tile = blockIdx.x - (first ? 0 : tiles0);
+    const Map &x = first ? x0 : x1, &w = first ? w0 : w1, &o = first ? o0 : o1;
+    const int high = first ? high0 : high1, steps = first ? steps0 : steps1;
     const int row = tile % high * ROWS, column = tile / high * 64 * GROUPS;
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 
@@ -89,7 +97,7 @@ __device__ inline void one_tile(const Map &x, const Map &w, const Map &o, int ti
         const u64 left = described(mine + stage * W_BYTES), right = described(x_at + stage * X_BYTES);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int k = 0; k < 4; k++) multiply<ROWS>(total, left + k * (TRANS_B ? 2 : 128), right + 2 * k);
+        for (int k = 0; k < 4; k++) multiply(total, left + k * (TRANS_B ? 2 : 128), right + 2 * k);
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
         // The step before is done now. Its stage takes the one that is AHEAD of this.
         const int before = step - 1;
@@ -127,23 +135,5 @@ __device__ inline void one_tile(const Map &x, const Map &w, const Map &o, int ti
             "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::"l"(&o),
             "r"(column + 64 * group), "r"(row), "r"(mine)
             : "memory");
-    }
-}
-
-// tiles0: tiles of the first product, the others belong to the second; high: tiles one below the other.
-extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
-    dual_gemm_wave(const __grid_constant__ Map x0, const __grid_constant__ Map w0,
-                   const __grid_constant__ Map o0, const __grid_constant__ Map x1,
-                   const __grid_constant__ Map w1, const __grid_constant__ Map o1, int tiles0, int high0,
-                   int steps0, int high1, int steps1) {
-    const int tile = blockIdx.x;
-    const bool first = tile < tiles0;
-    if constexpr (ROWS0 == ROWS1) {
-        one_tile<ROWS0>(first ? x0 : x1, first ? w0 : w1, first ? o0 : o1, first ? tile : tile - tiles0,
-                        first ? high0 : high1, first ? steps0 : steps1);
-    } else if (first) {
-        one_tile<ROWS0>(x0, w0, o0, tile, high0, steps0);
-    } else {
-        one_tile<ROWS1>(x1, w1, o1, tile - tiles0, high1, steps1);
     }
 }

@@ -28,9 +28,9 @@ EXTRA_BYTES = 1024 + 2 * 8 * STAGES  # to align what lies in shared memory, and 
 
 @dataclass(frozen=True)
 class Wave:
-    """Of both products: rows of a tile, tiles one below the other, all tiles."""
+    """Rows of a tile; of both products tiles one below the other, and all tiles."""
 
-    rows: tuple[int, int]
+    rows: int
     high: tuple[int, int]
     tiles: tuple[int, int]
 
@@ -39,20 +39,13 @@ def wave_of(m0: int, n0: int, m1: int, n1: int, programs: int) -> Wave | None:
     """The smallest tiles that fit one round of ``programs``, or None where other tilings are faster."""
     most = max(m0, m1)
     for parts in range(-(-most // LEAST_ROWS), 0, -1):
-        rows = even_rows(most, parts)
+        rows = -(-most // (parts * ROW_STEP)) * ROW_STEP
         high = (-(-m0 // rows), -(-m1 // rows))
         tiles = (high[0] * -(-n0 // WIDE), high[1] * -(-n1 // WIDE))
         if rows < LEAST_ROWS or sum(tiles) > programs:
             continue
-        if rows > MOST_ROWS or sum(tiles) < FULL * programs:
-            return None
-        return Wave((even_rows(m0, high[0]), even_rows(m1, high[1])), high, tiles)
+        return Wave(rows, high, tiles) if rows <= MOST_ROWS and sum(tiles) >= FULL * programs else None
     return None
-
-
-def even_rows(m: int, parts: int) -> int:
-    """Rows of a tile where so many tiles share ``m`` rows evenly."""
-    return -(-m // (parts * ROW_STEP)) * ROW_STEP
 
 
 @cache
@@ -61,34 +54,26 @@ def capable(device: int) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0) and nvrtc() is not None
 
 
-def source(rows: tuple[int, int], trans_b: bool, kind: str) -> str:
-    """The kernel's text with its constants, and with the multiplications, whose operands the rows number."""
-    constants = {"ROWS0": rows[0], "ROWS1": rows[1], "TRANS_B": int(trans_b), "KIND": f'"{kind}"'}
-    head = "".join(f"#define {name} {value}\n" for name, value in constants.items())
-    before, declared, kernel = Path(__file__).with_suffix(".cu").read_text().partition(MULTIPLY)
-    defined = "".join(multiplication(r, trans_b, kind) for r in sorted(set(rows)))
-    return head + before + declared + defined + kernel
-
-
-MULTIPLY = "template <int ROWS> __device__ void multiply(float *total, u64 w, u64 x);\n"
-
-
-def multiplication(rows: int, trans_b: bool, kind: str) -> str:
+def source(rows: int, trans_b: bool, kind: str) -> str:
+    """The kernel's text with its constants, and with the multiplication, whose operands ROWS numbers."""
     count = rows // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(total[{i}])' for i in range(count))
-    return (
-        f"template <> __device__ inline void multiply<{rows}>(float *total, u64 w, u64 x) {{\n"
+    multiply = (
+        "__device__ inline void multiply(float *total, u64 w, u64 x) {\n"
         f'    asm volatile("wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{kind}.{kind} '
         f'{{{registers}}}, %{count}, %{count + 1}, 1, 1, 1, {int(not trans_b)}, 0;"\n'
         f'        : {operands} : "l"(w), "l"(x));\n}}\n'
     )
+    constants = {"ROWS": rows, "TRANS_B": int(trans_b), "KIND": f'"{kind}"'}
+    head = "".join(f"#define {name} {value}\n" for name, value in constants.items())
+    return head + Path(__file__).with_suffix(".cu").read_text() + multiply
 
 
 @cache
-def function(device: int, rows: tuple[int, int], trans_b: bool, kind: str) -> Function:
+def function(device: int, rows: int, trans_b: bool, kind: str) -> Function:
     binary = compiled(source(rows, trans_b, kind), "sm_90a")
-    shared = STAGES * (WIDE + max(rows)) * DEPTH * 2 + EXTRA_BYTES
+    shared = STAGES * (WIDE + rows) * DEPTH * 2 + EXTRA_BYTES
     return Function(binary, "dual_gemm_wave", device, THREADS, shared)
 
 
@@ -99,8 +84,9 @@ def dual_gemm_wave(products: Sequence[Product], wave: Wave) -> Launch:
     device = o0.get_device()
     with torch.cuda.device(device):
         maps = []
-        for (a, b, o), rows in zip(products, wave.rows, strict=True):
-            maps += [TensorMap(a, rows), TensorMap(b.t() if trans_b else b, W_ROWS), TensorMap(o, rows)]
+        for a, b, o in products:
+            weights = b.t() if trans_b else b
+            maps += [TensorMap(a, wave.rows), TensorMap(weights, W_ROWS), TensorMap(o, wave.rows)]
         steps = [-(-a.shape[1] // DEPTH) for a in (a0, a1)]
         numbers = (wave.tiles[0], wave.high[0], steps[0], wave.high[1], steps[1])
         launcher = function(device, wave.rows, trans_b, KIND[a0.dtype]).bound(maps, numbers)
