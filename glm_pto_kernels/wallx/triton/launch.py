@@ -7,7 +7,9 @@ us).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -39,19 +41,23 @@ class Variant:
         self.fixed: tuple[Any, ...] = ()
 
     def __call__(self, grid: int, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        launcher = self.launcher
-        if launcher is None:
-            return self.dispatch(grid, tensors, numbers)
-        addresses = [t.data_ptr() for t in tensors]
-        low = 0
-        for address in addresses:
-            low |= address
-        device = self.device
-        if low % ALIGNMENT or _current_device() != device:
-            return self.dispatch(grid, tensors, numbers)
-        stream = _current_stream(device)
-        launcher(grid, 1, 1, stream, *self.fixed, *addresses, *numbers, *self.values)
-        return None
+        self.bound(grid, numbers)(*tensors)
+
+    def bound(self, grid: int, numbers: Sequence[int]) -> Callable[..., None]:
+        """The launch of any tensors with this grid and these integers."""
+        device, last = self.device, (*numbers, *self.values)
+
+        def launch(*tensors: Tensor) -> None:
+            launcher = self.launcher
+            if launcher is None:
+                return self.dispatch(grid, tensors, numbers)
+            addresses = [t.data_ptr() for t in tensors]
+            if reduce(or_, addresses) % ALIGNMENT or _current_device() != device:
+                return self.dispatch(grid, tensors, numbers)
+            launcher(grid, 1, 1, _current_stream(device), *self.fixed, *addresses, *last)
+            return None
+
+        return launch
 
     def grid(self, rows: int) -> int:
         """Programs for so many rows: ``self.rows`` and one of ``self.blocks`` column blocks each."""

@@ -171,8 +171,8 @@ def permute_plan(
         mask_negative, few,
     )  # fmt: skip
     found = PERMUTE.variants.get(key)
-    launch = found or variant(key, x, top_k, rank, chunk, spread, mask_negative, few)
-    grid, numbers = launch.grid(tokens), (tokens, rows, chunks)
+    made = found or variant(key, x, top_k, rank, chunk, spread, mask_negative, few)
+    launch = made.bound(made.grid(tokens), (tokens, rows, chunks))
 
     def run(x: Tensor, indices: Tensor, workspace: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         out = empty_rows(x, rows)
@@ -184,7 +184,7 @@ def permute_plan(
             table = count(indices, table, chunks, chunk, rank, mask_negative)
         if complete:
             mark_complete(row_map, rows)
-        launch(grid, (x, indices, out, row_map, table), numbers)
+        launch(x, indices, out, row_map, table)
         if rows > slots:
             out[slots:].zero_()
         return out, row_map, kept

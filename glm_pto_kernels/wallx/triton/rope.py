@@ -217,11 +217,7 @@ def rope_plan(
         q.get_device(), q.dtype, batch, length, q_heads, k.shape[1], dim, *sections, repeated, backward
     )  # fmt: skip
     launch, grid, numbers = planned(shape, layouts)
-
-    def run(*tensors: Tensor) -> None:
-        launch(grid, tensors, numbers)
-
-    return run
+    return launch.bound(grid, numbers)
 
 
 Plan = Callable[..., None]

@@ -82,13 +82,13 @@ def unpermute_plan(
     size = 0 if tokens <= 4096 else 1 if tokens <= 8192 else 2
     kind = None if prob is None else prob.dtype
     key = (y.get_device(), y.dtype, hidden, y.stride(0), top_k, kind, size)
-    launch = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
-    grid, numbers = launch.grid(tokens), (tokens, y.shape[0])
+    made = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
+    launch = made.bound(made.grid(tokens), (tokens, y.shape[0]))
 
     def run(y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> Tensor:
         out = empty_rows(y, tokens)
         # An unused pointer still needs an address.
-        launch(grid, (y, row_id_map, row_id_map if prob is None else prob, out), numbers)
+        launch(y, row_id_map, row_id_map if prob is None else prob, out)
         return out
 
     return run
