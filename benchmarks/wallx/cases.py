@@ -323,6 +323,57 @@ def gemm_case(first: int, second: int, trans_b: bool) -> Case:
     return case
 
 
+MERGE, IMAGE, VIDEO, START = 2, 3, 4, 2
+
+
+def position_cases() -> list[tuple[str, dict[str, Call]]]:
+    """What a step works out once, from tokens and grids: 8 x 768 tokens, two images of 32 x 32 patches each."""
+    ids = torch.randint(10, 1000, (8, 768), device="cuda")
+    for begin in (5, 300):
+        ids[:, begin], ids[:, begin + 1 : begin + 257] = START, IMAGE
+    grids, mask = torch.tensor([[1, 32, 32]] * 16, device="cuda"), torch.ones_like(ids)
+    rates = 1e4 ** -(torch.arange(0, 40, 2, device="cuda") / 40)
+    vision = reference.Vision(MERGE, IMAGE, VIDEO, START, 2.0)
+    found: list[tuple[str, dict[str, Call]]] = [
+        (
+            "rope_index",
+            {
+                "ours": lambda: wallx.get_rope_index(
+                    ids, grids, None, None, mask, MERGE, IMAGE, VIDEO, START, 2.0
+                ),
+                "torch": lambda: reference.rope_index(ids, grids, None, None, mask, vision),
+            },
+        ),
+        (
+            "rot_pos_emb",
+            {
+                "ours": lambda: wallx.rot_pos_emb(rates, grids, MERGE),
+                "torch": lambda: reference.rot_pos_emb(rates, grids, MERGE),
+            },
+        ),
+        (
+            "get_window_index",
+            {
+                "ours": lambda: wallx.get_window_index(grids, MERGE, 4, 14, MERGE**2),
+                "torch": lambda: reference.get_window_index(grids, MERGE, 4, MERGE**2),
+            },
+        ),
+    ]
+    if extension := peer("wallx_csrc"):
+        found[0][1]["wallx_csrc"] = lambda: extension.rope_index(
+            ids, grids, None, None, mask, MERGE, IMAGE, VIDEO, START, 2.0
+        )
+        found[1][1]["wallx_csrc"] = lambda: extension.rot_pos_emb(rates, grids, MERGE)
+        found[2][1]["wallx_csrc"] = lambda: extension.get_window_index(
+            grids.to(torch.int32), MERGE, 4, 14, MERGE**2
+        )
+    for name, calls in found:
+        results = [x if isinstance(x, tuple) else (x,) for x in (calls["ours"](), calls["torch"]())]
+        if not all(torch.equal(a, b) for a, b in zip(*results, strict=True)):
+            raise AssertionError(f"{name} differs from its reference")
+    return found
+
+
 def label(tokens: int, hidden: int, top_k: int) -> str:
     return f"T={tokens} H={hidden} K={top_k}"
 

@@ -56,6 +56,19 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def positions(results: dict[str, Any]) -> str:
+    """The operators that a step runs once: whole calls, host included."""
+    names = ["ours", "torch", "wallx_csrc"]
+    rows = [
+        "| once a step, whole call | ours, us | torch, us | wallx_csrc, us |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, times in results.get("positions", {}).items():
+        cells = (f"{times[n]:.0f}" if n in times else "" for n in names)
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def chart(results: dict[str, Any]) -> str:
     found = lines(results)
     height = ROW * len(found) + 70
@@ -99,3 +112,5 @@ if __name__ == "__main__":
     measured = json.loads(Path(sys.argv[1]).read_text())
     Path(sys.argv[2]).write_text(chart(measured))
     print(table(measured))
+    print()
+    print(positions(measured))

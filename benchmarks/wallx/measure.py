@@ -99,6 +99,18 @@ def back_to_back(call: Call, inner: int = 300) -> float:
     return statistics.median(times)
 
 
+def whole(call: Call, repeats: int = 30) -> float:
+    """Median us of wall time from an idle GPU to the call's end: for calls that read results on the host."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(1e6 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
 def interleaved(calls: Sequence[Call], rounds: int, flush: bool = True) -> list[float]:
     """Median us of each call, in turn under steady load: isolated times move with heat."""
     cold = Flush()

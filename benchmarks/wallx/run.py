@@ -56,7 +56,18 @@ def main() -> int:
                 options.out.write_text(json.dumps(results, indent=1))
                 del case
                 free()
+    if options.only in "positions":
+        results["positions"] = positions()
+        options.out.write_text(json.dumps(results, indent=1))
     return int(failed)
+
+
+def positions() -> dict[str, dict[str, float]]:
+    found = {}
+    for name, calls in cases.position_cases():
+        found[name] = {who: measure.whole(call) for who, call in calls.items()}
+        print(name, "  ".join(f"{who} {us:.0f}" for who, us in found[name].items()), flush=True)
+    return found
 
 
 def machine() -> dict[str, str]:
