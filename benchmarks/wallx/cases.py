@@ -327,7 +327,7 @@ MERGE, IMAGE, VIDEO, START = 2, 3, 4, 2
 
 
 def position_cases() -> list[tuple[str, dict[str, Call]]]:
-    """What a step works out once, from tokens and grids: 8 x 768 tokens, two images of 32 x 32 patches each."""
+    """What a step works out once: 8 x 768 tokens with two images of 32 x 32 patches a sequence."""
     ids = torch.randint(10, 1000, (8, 768), device="cuda")
     for begin in (5, 300):
         ids[:, begin], ids[:, begin + 1 : begin + 257] = START, IMAGE

@@ -81,9 +81,16 @@ def permute_with_map(input: Tensor, row_id_map: Tensor, num_out_tokens: int, num
         [n, H].
     """
     rows = num_out_tokens if num_out_tokens > 0 else row_id_map.numel()
-    check_map("permute_with_map", input, row_id_map, input.shape[0], num_topK)
+    key = None
     if direct(input):
+        key = ("permute_with_map", rows, num_topK, *layout(input), *layout(row_id_map))
+        plan = PLANS.get(key)
+        if plan is not None:
+            return plan(input, row_id_map)  # type: ignore[no-any-return]
+    check_map("permute_with_map", input, row_id_map, input.shape[0], num_topK)
+    if key is not None:
         placed: Tensor = implementation("permute_with_map", input)(input, row_id_map, rows, num_topK)
+        keep_plan(key, "permute_with_map", input, row_id_map, rows, num_topK)
         return placed
     return permute_with_map_op(input, row_id_map, rows, num_topK)
 

@@ -71,6 +71,13 @@ def unpermute_bwd(
     Raises:
         TypeError, ValueError: as for ``unpermute``.
     """
+    key = None
+    if direct(input_bwd, input_fwd, prob):
+        weights = () if prob is None else layout(prob)
+        key = ("unpermute_bwd", *layout(input_bwd), *layout(input_fwd), *layout(row_id_map), *weights)
+        plan = PLANS.get(key)
+        if plan is not None:
+            return plan(input_bwd, input_fwd, row_id_map, prob)  # type: ignore[no-any-return]
     tokens = input_bwd.shape[0]
     top_k = 1 if prob is None else prob.shape[-1]
     check_map("unpermute_bwd", input_bwd, row_id_map, tokens, top_k)
@@ -81,9 +88,10 @@ def unpermute_bwd(
         )
     if prob is not None:
         check_prob("unpermute_bwd", input_bwd, prob, tokens, top_k)
-    if direct(input_bwd, input_fwd, prob):
+    if key is not None:
         run = implementation("unpermute_bwd", input_bwd)
         grads: tuple[Tensor, Tensor] = run(input_bwd, input_fwd, row_id_map, prob)
+        keep_plan(key, "unpermute_bwd", input_bwd, input_fwd, row_id_map, prob)
         return grads
     return unpermute_bwd_op(input_bwd, input_fwd, row_id_map, prob)
 

@@ -8,7 +8,7 @@ memory, and a second launch believes an entry only where the map confirms it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 import triton
@@ -132,70 +132,112 @@ SCATTER, ZERO = Kernel(scatter_kernel), Kernel(zero_kernel)
 
 def permute_with_map(x: Tensor, row_id_map: Tensor, rows: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.permute_with_map``."""
-    out = empty_rows(x, rows)
-    scatter(dense_rows(x), row_id_map.contiguous(), None, None, out, None, top_k)
-    return out
+    x, row_id_map = dense_rows(x), row_id_map.contiguous()
+    plan = permute_with_map_plan(x, row_id_map, rows, top_k)
+    return x.new_zeros(rows, x.shape[1]) if plan is None else plan(x, row_id_map)
+
+
+def permute_with_map_plan(
+    x: Tensor, row_id_map: Tensor, rows: int, top_k: int
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What runs calls like this one; None where something must be copied first or nothing is to be done."""
+    if not (row_id_map.numel() and rows and x.shape[1] and row_id_map.is_contiguous()):
+        return None
+    if dense_rows(x) is not x:
+        return None
+    scatter = scatter_plan(x, row_id_map, None, x, rows, top_k, zero_prob=False)
+
+    def run(x: Tensor, row_id_map: Tensor) -> Tensor:
+        out = empty_rows(x, rows)
+        # Unused pointers still need an address.
+        scatter(x, row_id_map, row_id_map, x, out, row_id_map)
+        return out
+
+    return run
 
 
 def unpermute_bwd(grad: Tensor, y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> tuple[Tensor, Tensor]:
     """See ``glm_pto_kernels.wallx.unpermute_bwd``."""
-    tokens = grad.shape[0]
+    grad, y, row_id_map = dense_rows(grad), dense_rows(y), row_id_map.contiguous()
+    prob = None if prob is None else prob.contiguous()
+    plan = unpermute_bwd_plan(grad, y, row_id_map, prob)
+    if plan is None:
+        top_k = 1 if prob is None else prob.shape[1]
+        return torch.zeros_like(y), y.new_zeros(grad.shape[0], top_k, dtype=torch.float32)
+    return plan(grad, y, row_id_map, prob)
+
+
+def unpermute_bwd_plan(
+    grad: Tensor, y: Tensor, row_id_map: Tensor, prob: Tensor | None
+) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]] | None:
+    """What runs calls like this one; None where something must be copied first or nothing is to be done."""
+    tokens, rows = grad.shape[0], y.shape[0]
     top_k = 1 if prob is None else prob.shape[1]
-    act_grad = empty_rows(y, y.shape[0])
-    prob_grad = torch.empty((tokens, top_k), dtype=torch.float32, device=grad.device)
-    grad, row_id_map = dense_rows(grad), row_id_map.contiguous()
-    if prob is None or top_k == 1:
-        scatter(grad, row_id_map, None, None, act_grad, prob_grad, top_k)
-    else:
-        scatter(grad, row_id_map, prob.contiguous(), dense_rows(y), act_grad, prob_grad, top_k)
-    return act_grad, prob_grad
-
-
-def scatter(
-    x: Tensor,
-    row_map: Tensor,
-    prob: Tensor | None,
-    y: Tensor | None,
-    out: Tensor,
-    prob_grad: Tensor | None,
-    top_k: int,
-) -> None:
-    tokens = x.shape[0]
-    rows_out = out.shape[0]
-    slots = row_map.numel()
-    if slots == 0 or out.numel() == 0:
-        out.zero_()
-        if prob_grad is not None:
-            prob_grad.zero_()
-        return
-    check = 0 if is_complete(row_map, rows_out) else 1 if slots <= SEARCHED else 2
-    # Unused pointers still need an address.
-    slots_of = torch.empty(rows_out, dtype=torch.int32, device=x.device) if check == 2 else row_map
-    kind = None if prob is None else prob.dtype
-    zero_prob = kind is None and prob_grad is not None
-    prob, y, prob_grad = (
-        row_map if prob is None else prob,
-        x if y is None else y,
-        row_map if prob_grad is None else prob_grad,
-    )
-    few = slots <= (1024 if kind is None else 4096)
-    key = (
-        x.get_device(), x.dtype, x.shape[1], x.stride(0), y.stride(0), top_k, kind, zero_prob, check, few,
+    if not (row_id_map.numel() and y.numel() and row_id_map.is_contiguous()):
+        return None
+    if dense_rows(grad) is not grad or dense_rows(y) is not y or not (prob is None or prob.is_contiguous()):
+        return None
+    weighted = prob is not None and top_k > 1
+    scatter = scatter_plan(
+        grad, row_id_map, prob if weighted else None, y if weighted else grad, rows, top_k,
+        zero_prob=not weighted,
     )  # fmt: skip
-    found = SCATTER.variants.get(key)
-    launch = found or variant(key, x, y, top_k, kind is not None, zero_prob, check, few)
-    grid = launch.grid(slots)
-    tensors = (x, row_map, prob, y, out, prob_grad, slots_of)
-    launch(grid, tensors, (tokens, rows_out, -(-rows_out // grid)))
-    if check == 2:
-        zero_unmapped(row_map, slots_of, out)
+
+    def run(grad: Tensor, y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> tuple[Tensor, Tensor]:
+        act_grad = empty_rows(y, rows)
+        prob_grad = torch.empty((tokens, top_k), dtype=torch.float32, device=grad.device)
+        if weighted and prob is not None:
+            scatter(grad, row_id_map, prob, y, act_grad, prob_grad)
+        else:
+            scatter(grad, row_id_map, row_id_map, grad, act_grad, prob_grad)
+        return act_grad, prob_grad
+
+    return run
+
+
+def scatter_plan(
+    x: Tensor, row_map: Tensor, prob: Tensor | None, y: Tensor, rows_out: int, top_k: int, *, zero_prob: bool
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+    """The launch for tensors like these: ``(x, map, prob, y, out, prob_grad)``."""
+    tokens, slots = x.shape[0], row_map.numel()
+    unknown = 1 if slots <= SEARCHED else 2
+    kind = None if prob is None else prob.dtype
+    few = slots <= (1024 if kind is None else 4096)
+    like, strides = (x.get_device(), x.dtype, x.shape[1]), (x.stride(0), y.stride(0))
+    launches: dict[int, Callable[..., None]] = {}
+
+    def made(check: int) -> Callable[..., None]:
+        key = (*like, *strides, top_k, kind, zero_prob, check, few)
+        found = SCATTER.variants.get(key)
+        launch = found or variant(key, like, strides, top_k, kind is not None, zero_prob, check, few)
+        grid = launch.grid(slots)
+        launches[check] = launch.bound(grid, (tokens, rows_out, -(-rows_out // grid)))
+        return launches[check]
+
+    def run(x: Tensor, row_map: Tensor, prob: Tensor, y: Tensor, out: Tensor, prob_grad: Tensor) -> None:
+        check = 0 if is_complete(row_map, rows_out) else unknown
+        launch = launches.get(check) or made(check)
+        slots_of = torch.empty(rows_out, dtype=torch.int32, device=out.device) if check == 2 else row_map
+        launch(x, row_map, prob, y, out, prob_grad, slots_of)
+        if check == 2:
+            zero_unmapped(row_map, slots_of, out)
+
+    return run
 
 
 def variant(
-    key: Hashable, x: Tensor, y: Tensor, top_k: int, weighted: bool, zero_prob: bool, check: int, few: bool
+    key: Hashable,
+    like: tuple[int, torch.dtype, int],
+    strides: tuple[int, int],
+    top_k: int,
+    weighted: bool,
+    zero_prob: bool,
+    check: int,
+    few: bool,
 ) -> Variant:
-    """Shapes that an H200 preferred."""
-    hidden, row_bytes = x.shape[1], x.shape[1] * x.element_size()
+    """Shapes that an H200 preferred, for rows of so many elements of a type on a device."""
+    device, dtype, hidden = like
+    row_bytes = hidden * dtype.itemsize
     if weighted:
         tile, warps = (4096, 4) if few else (2 * max(row_bytes, 4096), 2 if row_bytes <= 4096 else 4)
     else:
@@ -203,8 +245,8 @@ def variant(
     slots = rows_for(tile, row_bytes)
     constants = {
         "H": hidden,
-        "X_STRIDE": x.stride(0),
-        "Y_STRIDE": y.stride(0),
+        "X_STRIDE": strides[0],
+        "Y_STRIDE": strides[1],
         "TOP_K": top_k,
         "WEIGHTED": weighted,
         "ZERO_PROB": zero_prob,
@@ -213,7 +255,7 @@ def variant(
         "BLOCK_H": min(power_of_2(hidden), MAX_TILE // slots),
         "MAP_BLOCK": 512,
     }
-    return SCATTER.variant(key, x.get_device(), constants, slots, num_warps=warps)
+    return SCATTER.variant(key, device, constants, slots, num_warps=warps)
 
 
 def zero_unmapped(row_map: Tensor, slots_of: Tensor, out: Tensor) -> None:

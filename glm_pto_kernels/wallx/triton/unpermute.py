@@ -25,8 +25,9 @@ def gather_kernel(
     WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    STORE: tl.constexpr,
 ):
-    """ROWS tokens by BLOCK_H columns a program."""
+    """ROWS tokens by BLOCK_H columns a program. STORE: how the cache should treat what is written."""
     blocks = (H + BLOCK_H - 1) // BLOCK_H
     rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) % blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -50,7 +51,7 @@ def gather_kernel(
                 values = values * weight[:, None]
             total += values
     target = out + rows.to(tl.int64)[:, None] * H + columns[None, :]
-    tl.store(target, total.to(out.dtype.element_ty), mask=live[:, None] & inside)
+    tl.store(target, total.to(out.dtype.element_ty), mask=live[:, None] & inside, cache_modifier=STORE)
 
 
 GATHER = Kernel(gather_kernel)
@@ -102,7 +103,7 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
     elif top_k < 4:
         tile, warps, columns = 4096, 2, 2048
     else:
-        tile, warps, columns = 4096, 4, 1024
+        tile, warps, columns = 2048, 4, 1024
     block = min(power_of_2(hidden), columns)
     rows = rows_for(tile, min(row_bytes, block * y.element_size()))
     constants = {
@@ -112,5 +113,6 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         "WEIGHTED": weighted,
         "ROWS": rows,
         "BLOCK_H": block,
+        "STORE": ".cs" if top_k >= 4 else "",
     }
     return GATHER.variant(key, y.get_device(), constants, rows, -(-hidden // block), num_warps=warps)
