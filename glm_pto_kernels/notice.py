@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 TORCH = vars(torch)
+LEFT_ALONE: set[str] = set()  # operators of which it has been said
 
 
 def logger() -> logging.Logger:
@@ -25,6 +26,13 @@ def taken(operator: str, backend: str, arguments: Iterable[Any]) -> None:
 def stays(operator: str, reason: str) -> None:
     """Say once that native code stays in charge of an operator in this process."""
     logger().info("%s: native code stays: %s", operator, reason)
+
+
+def left_alone(operator: str, reason: str) -> None:
+    """Say once that a layer is left to its own modules. Never while tracing."""
+    if operator not in LEFT_ALONE:
+        LEFT_ALONE.add(operator)
+        logger().info("%s: a layer is left to its own modules: %s", operator, reason)
 
 
 def shapes_of(arguments: Iterable[Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from glm_pto_kernels import backends, int8
+from glm_pto_kernels import backends, int8, notice
 from glm_pto_kernels.layers import NONE, held
 
 CHOICES = backends.CHOICES
@@ -233,7 +233,10 @@ def attention_pre(
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
     """
-    if _unfit(layer, attention, hidden_states) is not None:
+    reason = _unfit(layer, attention, hidden_states)
+    if reason is not None:
+        if not is_dynamo_compiling():
+            notice.left_alone("attention_pre", reason)
         return own_steps(hidden_states, residual, layer, attention, positions)
     norm, qkv, q_norm, k_norm = layer.input_layernorm, attention.qkv_proj, attention.q_norm, attention.k_norm
     # Only the rows are cast: vllm-ascend 0.11 casts the cache in the rotary call that is replaced here.

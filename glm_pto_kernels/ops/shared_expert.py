@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from glm_pto_kernels import backends, hardware, int8
+from glm_pto_kernels import backends, hardware, int8, notice
 from glm_pto_kernels.layers import NONE, held
 
 CHOICES = backends.CHOICES
@@ -145,7 +145,10 @@ def ffn_share_expert_quant(layer: Any, hidden_states: torch.Tensor) -> torch.Ten
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
     """
-    if _unfit(layer, hidden_states) is not None:
+    reason = _unfit(layer, hidden_states)
+    if reason is not None:
+        if not is_dynamo_compiling():
+            notice.left_alone("shared_expert", reason)
         return layer(hidden_states)  # type: ignore[no-any-return]
     up, down = layer.gate_up_proj, layer.down_proj
     return _shared_expert(hidden_states, up.weight, up.weight_scale, down.weight, down.weight_scale)

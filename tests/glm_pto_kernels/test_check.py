@@ -107,11 +107,29 @@ def test_1_checks_each_set_of_shapes_once_and_all_every_call(checking: Callable[
         three()
 
 
-def test_every_backend_is_checked(environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "unwritten"])
+@pytest.mark.parametrize("backend", ["torch", "custom", "pypto", "upstream"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_every_backend_is_checked(
+    environment: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    nan_filled: None,
+    name: str,
+    backend: str,
+    wrong: bool,
+) -> None:
+    """Whatever kernel a backend finds: one that computes passes, one that writes nothing raises."""
     monkeypatch.setattr(backends, "CHECK", "1")
-    environment(GLM_PTO_BACKEND="torch")
-    for call in calls().values():
-        call()
+    environment(GLM_PTO_BACKEND=backend)
+    # The small layers are no size of a kernel; what is tried is the call, not the limits.
+    monkeypatch.setitem(backends.CHOICES, name, backends.Choice(backend))
+    kernel = (lambda *arguments: None) if wrong else backends.OPERATORS[name].torch_kernel
+    monkeypatch.setattr(backends, "load", lambda name: kernel)
+    if not wrong:
+        calls()[name]()
+        return
+    with pytest.raises(check.CheckError, match=f"{name}: the {backend} backend differs"):
+        calls()[name]()
 
 
 @pytest.mark.parametrize(("word", "mode"), [("", ""), ("0", ""), ("1", "1"), ("ALL", "all")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import glm_pto_kernels as K
+from glm_pto_kernels import notice
 from glm_pto_kernels.ops import attention_pre as op
 from tests.glm_pto_kernels.stand_ins import SMALL, DecoderLayer, RMSNorm, Sizes, frozen, glm_4_5, glm_4_5_air
 
@@ -232,6 +234,28 @@ def test_a_layer_that_is_left_alone_computes_what_its_forward_methods_do(first: 
     k = attention.k_norm(k.view(5, 1, 64)).view(5, 64)
     for ours, wanted in zip(got, (*attention.rotary_emb(positions, q, k), v, total), strict=True):
         assert torch.equal(ours, wanted)
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_a_layer_that_is_left_alone_is_said_once_and_never_traced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notice, "LEFT_ALONE", set())
+    layer = DecoderLayer(SMALL)
+    layer.self_attn.rotary_emb.is_neox_style = False
+    positions, hidden, _ = inputs(SMALL, 3)
+    step = torch.compile(
+        lambda: K.attention_pre(hidden, None, layer, layer.self_attn, positions),
+        fullgraph=True,
+        backend="eager",
+    )
+    with caplog.at_level(logging.INFO, logger="glm_pto_kernels"), torch.inference_mode():
+        step()
+        assert not [r for r in caplog.records if r.name == "glm_pto_kernels"]
+        for _ in range(3):
+            K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "glm_pto_kernels"]
+    assert "attention_pre: a layer is left to its own modules" in line and "halves" in line
 
 
 @pytest.mark.usefixtures("torch_backend")
