@@ -132,14 +132,15 @@ def shared_expert(
 ) -> tuple[torch.Tensor, ...]:
     """fp32 between the int8 products, bf16 at the end; SwiGLU as the kernel writes it, not ``silu``.
 
-    The second quantisation turns a difference in the last bit into a whole int8 step now and then.
+    The first product is multiplied by the product of its two scales, as in the kernel: the second
+    quantisation turns a difference in the last bit into a whole int8 step now and then.
     """
 
-    def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        top = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-        row_scale = top * (1.0 / 127.0)
-        acc = ((x / row_scale).round().double() @ weight.double()).float()
-        return acc * row_scale * scale.float()
+    def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        row_scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) * (1.0 / 127.0)
+        return (x / row_scale).round().double(), row_scale
 
-    gate, lin = linear(hidden_states.float(), w13, w13_scale).chunk(2, -1)
-    return (linear(gate / ((-gate).exp() + 1.0) * lin, w2, w2_scale).bfloat16(),)
+    x, row_scale = quantise(hidden_states.float())
+    gate, lin = ((x @ w13.double()).float() * (w13_scale.float() * row_scale)).chunk(2, -1)
+    x, row_scale = quantise(gate / ((-gate).exp() + 1.0) * lin)
+    return (((x @ w2.double()).float() * row_scale * w2_scale.float()).bfloat16(),)

@@ -15,6 +15,9 @@ from glm_pto_kernels.pypto.launch import Arguments, Launch
 
 BLOCK = 8  # rows; an iteration takes 4, 2 or 1 blocks
 UNROLL = (4, 2, 1)
+FEW = 32  # tokens; so few are cut into iterations of 16 rows, which overlap while the products are narrow
+UNROLL_FEW = (2, 1)
+QUANTISE_LIVE = 4  # arrays of [rows, hidden] that the quantisation keeps in UB
 MIDDLE_LIVE = 4  # arrays of [rows, 2 * intermediate] that the activation keeps in UB
 SCALE_LIVE = 2  # arrays of [rows, hidden] that the row scale keeps in UB
 OUT_COLUMNS = 512  # of one vector task of the result
@@ -51,8 +54,8 @@ def up_tile(rows: int, hidden: int, intermediate: int) -> CubeTile:
 
 
 def down_tile(rows: int, hidden: int, intermediate: int) -> CubeTile:
-    """Intermediate size to hidden: about ten tasks."""
-    return _tile(rows, intermediate, hidden, 256 if intermediate > WIDE else 512, chip.L0B // 2)
+    """Intermediate size to hidden: about ten tasks, in short steps through L0."""
+    return _tile(rows, intermediate, hidden, 256 if intermediate > WIDE else 512, chip.L0B // 4)
 
 
 def _tile(rows: int, k: int, n: int, width: int, l0: int) -> CubeTile:
@@ -71,21 +74,32 @@ def middle_rows(rows: int, intermediate: int) -> int:
     return divisor(rows, max(1, limit))
 
 
+def quantise_rows(rows: int, hidden: int) -> int:
+    """Rows of one vector task of the quantisation: two while they fit."""
+    return divisor(rows, max(1, min(2, chip.UB // (QUANTISE_LIVE * hidden * chip.ACCUMULATOR))))
+
+
 def scale_rows(rows: int, hidden: int) -> int:
-    """Rows of one vector task of the scales: an eighth of the block while they fit."""
-    return divisor(rows, max(1, min(rows // BLOCK, chip.UB // (SCALE_LIVE * hidden * chip.ACCUMULATOR))))
+    """Rows of one vector task of the scales: four while they fit."""
+    return divisor(rows, max(1, min(4, chip.UB // (SCALE_LIVE * hidden * chip.ACCUMULATOR))))
 
 
 @functools.cache
-def build(hidden: int, intermediate: int) -> Any:
-    """The compiled-on-first-call kernel; any number of tokens."""
+def build(hidden: int, intermediate: int, unroll: tuple[int, ...] = UNROLL) -> Any:
+    """The compiled-on-first-call kernel; any number of tokens, ``unroll`` blocks an iteration."""
     import pypto
 
     bf16, fp32, int32, int8 = pypto.DT_BF16, pypto.DT_FP32, pypto.DT_INT32, pypto.DT_INT8
 
-    def row_scale(x: Any) -> Any:
-        """The largest magnitude of each row over 127."""
-        return pypto.mul(pypto.maximum(pypto.amax(pypto.abs(x), -1, True), LEAST), 1.0 / 127.0)
+    def row_scale(magnitude: Any) -> Any:
+        return pypto.mul(pypto.maximum(magnitude, LEAST), 1.0 / 127.0)
+
+    def magnitude_of_wide(x: Any) -> Any:
+        """The largest magnitude of each row without a second array of x's size."""
+        return pypto.maximum(pypto.amax(x, -1, True), pypto.mul(pypto.amin(x, -1, True), -1.0))
+
+    def magnitude(x: Any) -> Any:
+        return pypto.amax(pypto.abs(x), -1, True)
 
     def to_int8(x: Any, scale: Any) -> Any:
         q = pypto.cast(pypto.div(x, scale), int32, pypto.CastMode.CAST_RINT)
@@ -93,9 +107,21 @@ def build(hidden: int, intermediate: int) -> Any:
         q = pypto.cast(q, pypto.DT_FP16, pypto.CastMode.CAST_ROUND)
         return pypto.cast(q, int8, pypto.CastMode.CAST_TRUNC)
 
-    def dequantise(acc: Any, row_scale: Any, channel_scale: Any) -> Any:
-        scaled = pypto.mul(pypto.cast(acc, fp32), row_scale)
-        return pypto.mul(scaled, pypto.cast(pypto.unsqueeze(channel_scale, 0), fp32))
+    def channels(scale: Any) -> Any:
+        return pypto.cast(pypto.unsqueeze(scale, 0), fp32)
+
+    def in_scale_tasks(rows: int, of_rows: Any, of_channels: Any) -> Any:
+        """With several blocks the row scales leave their tasks as products with the channel scales."""
+        if rows == BLOCK:
+            return of_rows
+        pypto.set_vec_tile_shapes(scale_rows(rows, hidden), 2 * intermediate)
+        return pypto.mul(channels(of_channels), of_rows)
+
+    def in_activation(rows: int, valid: Any, scale: Any, of_channels: Any) -> Any:
+        if rows != BLOCK:
+            return scale
+        shape, live = [rows, 2 * intermediate], [valid, 2 * intermediate]
+        return pypto.mul(pypto.expand_clone(channels(of_channels), shape, valid_shape=live), scale)
 
     @pypto.frontend.jit(
         runtime_options={"run_mode": pypto.RunMode.NPU, "stitch_function_max_num": 128},
@@ -112,51 +138,53 @@ def build(hidden: int, intermediate: int) -> Any:
         pypto.experimental.set_operation_options(combine_axis=True)
         tokens = hidden_states.shape[0]
         for i, blocks in pypto.loop_unroll(
-            (tokens + BLOCK - 1) // BLOCK, name="ROWS", idx_name="i", unroll_list=list(UNROLL)
+            (tokens + BLOCK - 1) // BLOCK, name="ROWS", idx_name="i", unroll_list=list(unroll)
         ):
             rows = blocks * BLOCK
             first = i * BLOCK
             valid = (tokens - first).min(rows)
 
-            # 1. Quantisation, a row a vector task, and the first product.
-            pypto.set_vec_tile_shapes(1, hidden)
+            # 1. Quantisation, two rows a vector task, and the first product.
+            pypto.set_vec_tile_shapes(quantise_rows(rows, hidden), hidden)
             x = pypto.cast(
                 pypto.view(hidden_states, [rows, hidden], [first, 0], valid_shape=[valid, hidden]), fp32
             )
-            q = to_int8(x, row_scale(x))
+            q = to_int8(x, row_scale(magnitude_of_wide(x)))
             # The scales once more, in tasks of their own: the scheduler resolves the successors of a task one
             # by one, so that the first product starts sooner when the tasks above have no other.
-            group = scale_rows(rows, hidden)
-            pypto.set_vec_tile_shapes(group, hidden)
-            q_scale = pypto.tensor([rows, 1], fp32, "q_scale")
+            group, width = scale_rows(rows, hidden), 1 if rows == BLOCK else 2 * intermediate
+            scale = pypto.tensor([rows, width], fp32, "scale")
             for g in range(rows // group):
+                pypto.set_vec_tile_shapes(group, hidden)
                 pypto.set_pass_options(sg_set_scope=1 + g)
                 at = first + g * group
                 live = (tokens - at).max(0).min(group)
                 again = pypto.view(hidden_states, [group, hidden], [at, 0], valid_shape=[live, hidden])
-                q_scale[g * group : (g + 1) * group, 0:] = row_scale(pypto.cast(again, fp32))
+                of_rows = row_scale(magnitude_of_wide(pypto.cast(again, fp32)))
+                scale[g * group : (g + 1) * group, 0:] = in_scale_tasks(rows, of_rows, w13_scale)
                 pypto.set_pass_options(sg_set_scope=-1)
-            q_scale = pypto.view(q_scale, [rows, 1], [0, 0], valid_shape=[valid, 1])
+            scale = pypto.view(scale, [rows, width], [0, 0], valid_shape=[valid, width])
             pypto.set_cube_tile_shapes(*up_tile(rows, hidden, intermediate).shapes())
             up = pypto.matmul(q, w13, int32)
 
             # 2. The whole block in one vector task while it fits.
             part = middle_rows(rows, intermediate)
             pypto.set_vec_tile_shapes(part, 2 * intermediate)
-            act = dequantise(up, q_scale, w13_scale)
+            act = pypto.mul(pypto.cast(up, fp32), in_activation(rows, valid, scale, w13_scale))
             pypto.set_vec_tile_shapes(part, chip.round_up(intermediate, chip.BLOCK))
             gate = pypto.view(act, [rows, intermediate], [0, 0], valid_shape=[valid, intermediate])
             lin = pypto.view(act, [rows, intermediate], [0, intermediate], valid_shape=[valid, intermediate])
             sigmoid = pypto.add(pypto.exp(pypto.mul(gate, -1.0)), 1.0)
             gated = pypto.mul(pypto.div(gate, sigmoid), lin)
-            q2_scale = row_scale(gated)
+            q2_scale = row_scale(magnitude(gated))
             q2 = to_int8(gated, q2_scale)
 
             # 3. Back to the hidden size.
             pypto.set_cube_tile_shapes(*down_tile(rows, hidden, intermediate).shapes())
             down = pypto.matmul(q2, w2, int32)
             pypto.set_vec_tile_shapes(rows, OUT_COLUMNS)
-            pypto.assemble(pypto.cast(dequantise(down, q2_scale, w2_scale), bf16), [first, 0], ffn_res)
+            result = pypto.mul(pypto.mul(pypto.cast(down, fp32), q2_scale), channels(w2_scale))
+            pypto.assemble(pypto.cast(result, bf16), [first, 0], ffn_res)
 
     return ffn_shared_expert_quant
 
@@ -182,7 +210,8 @@ def launch(
         check.tensor("w2_scale", w2_scale, (hidden,), torch.bfloat16),
         check.tensor("ffn_res", ffn_res, (tokens, hidden), torch.bfloat16),
     )
-    kernel = functools.partial(build, hidden, intermediate)
+    unroll = UNROLL_FEW if tokens <= FEW and intermediate <= WIDE else UNROLL
+    kernel = functools.partial(build, hidden, intermediate, unroll)
     return Launch("ffn_shared_expert_quant", kernel, tensors, written=(5,))
 
 
