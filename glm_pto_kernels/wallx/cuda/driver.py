@@ -16,6 +16,7 @@ SWIZZLE_128B, PROMOTE_256B = 3, 3
 MAP_ALIGNMENT, MAP_BYTES = 64, 128
 DYNAMIC_SHARED_MEMORY = 8  # CUfunction_attribute
 INVALID_CONTEXT = 201  # CUresult
+OLDEST = 12  # CUDA's first version with Hopper's instructions
 
 
 @cache
@@ -25,9 +26,12 @@ def cuda() -> ctypes.CDLL:
 
 @cache
 def nvrtc() -> ctypes.CDLL | None:
-    """The compiler of torch's own CUDA version, or None where torch came without it."""
+    """The compiler of torch's own CUDA version, or None where torch came without it, or before CUDA 12."""
+    major = int((torch.version.cuda or "0").partition(".")[0])
+    if major < OLDEST:
+        return None
     try:
-        return ctypes.CDLL(f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}")
+        return ctypes.CDLL(f"libnvrtc.so.{major}")
     except OSError:
         return None
 

@@ -122,6 +122,22 @@ def test_the_wave_kernel_is_written_for_its_rows_layout_and_type():
     assert "1, 1, 1, 0, 0;" in kernels.source(96, trans_b=True, kind="bf16")
 
 
+@pytest.mark.parametrize("version", [None, "11.8", "12.4"])
+def test_no_compiler_is_no_error(monkeypatch, version):
+    """torch for the CPU, or for a CUDA that does not know Hopper's instructions, or without its compiler."""
+    driver = importlib.import_module("glm_pto_kernels.wallx.cuda.driver")
+    monkeypatch.setattr(torch.version, "cuda", version)
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        raise OSError(name)
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", load)
+    assert driver.nvrtc.__wrapped__() is None
+    assert asked == (["libnvrtc.so.12"] if version == "12.4" else [])
+
+
 def test_the_kernels_constants_are_those_of_its_source():
     kernels = importlib.import_module("glm_pto_kernels.wallx.cuda.dual_gemm_wave")
     text = kernels.source(224, trans_b=True, kind="bf16")

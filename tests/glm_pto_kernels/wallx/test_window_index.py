@@ -39,13 +39,14 @@ def test_border_windows_are_smaller(place, window, index):
 
 def test_more_than_256_windows(place):
     """The original adds up the lengths in one block without a barrier between blocks."""
+    place.skip_slow(3 * 40 * 40)
     grids = [[3, 40, 40]]
     order, bounds = get_window_index(torch.tensor(grids, device=place.device), 1, 2, 14, 1)
     assert (order.tolist(), bounds.tolist()) == loops(grids, 1, 2, 1)
 
 
 def test_more_grids_than_a_program_looks_at_together(place):
-    grids = [[1, 3, 2], [0, 4, 4]] * 70 + [[1, 5, 3]]
+    grids = [[1, 1, 1], [0, 4, 4]] * 64 + [[1, 5, 3]]
     order, bounds = get_window_index(torch.tensor(grids, device=place.device), 1, 2, 14, 1)
     assert (order.tolist(), bounds.tolist()) == loops(grids, 1, 2, 1)
 
