@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -160,8 +161,10 @@ def version_of(folder: Path) -> str | None:
         found = re.search(r"^(?:__version__|version)\b.*?['\"]([^'\"]+)['\"]", _head(own), re.M)
         if found:
             return found[1]
-    pattern = f"{folder.name}-*.dist-info/METADATA"
-    for metadata in (*sorted(folder.parent.glob(pattern)), folder.parent / "PKG-INFO"):
+    # Not by glob, which takes a folder that it may not list for an empty one.
+    beside = sorted(folder.parent / name for name in os.listdir(folder.parent))  # noqa: PTH208
+    infos = [p for p in beside if p.name.startswith(f"{folder.name}-") and p.name.endswith(".dist-info")]
+    for metadata in (*(info / "METADATA" for info in infos), folder.parent / "PKG-INFO"):
         if metadata.is_file():
             text = _head(metadata)
             name = re.search(r"^Name: *(\S+)", text, re.M)

@@ -60,6 +60,18 @@ def test_the_same_tree_twice_is_one(tmp_path):
     assert len(trees.find([tmp_path, tmp_path])) == 1
 
 
+def test_a_folder_that_cannot_be_listed_is_not_one_without_versions(tmp_path, monkeypatch):
+    package(tmp_path, "vllm")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.listdir", refuse)
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(PermissionError, match=str(tmp_path)):
+        trees.find([tmp_path])
+
+
 def test_namespace_package(tmp_path):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "module.py").write_text("")
