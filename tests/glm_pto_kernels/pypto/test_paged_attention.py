@@ -50,14 +50,13 @@ def test_matches_torch(sizes):
     compare(**sizes)
 
 
+# Of 14 sequences 10 are cut in two and 4 are not; both ways see one chunk, several, full and partial blocks.
+MIXED = (1, 128, 1024, 1023, 1025, 1000, 37, 1300, 3271, 700, 1024, 700, 1300, 1)
+
+
 @pytest.mark.pypto_thorough
-@pytest.mark.parametrize(
-    "lengths",
-    [(1,), (128,), (1024,) * 8, (1024, 1023, 1025), (1000, 37, 1300, 128, 3271), (700,) * 26],
-    ids=str,
-)
-def test_every_pass_agrees(lengths):
-    assert compare(ALL_PASSES, lengths=lengths).passes
+def test_every_pass_agrees():
+    assert compare(ALL_PASSES, lengths=MIXED).passes
 
 
 @pytest.mark.pypto_thorough
