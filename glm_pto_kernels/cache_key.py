@@ -28,11 +28,16 @@ def told() -> bool:
 
 
 def folder() -> Path:
-    """Where the files go: ``GLM_PTO_CACHE``, else the user's cache folder."""
+    """Where the files go: ``GLM_PTO_CACHE``, else the user's cache folder.
+
+    Raises:
+        RuntimeError: a ``~`` of a user who has no home folder.
+    """
     cache = (
         os.environ.get("GLM_PTO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "glm-pto"
     )
-    return Path(cache).expanduser() / "decisions"
+    # vLLM opens the file by this path later, maybe from another working directory.
+    return Path(cache).expanduser().absolute() / "decisions"
 
 
 def tell(decisions: Mapping[str, object]) -> Callable[[], bool]:
@@ -40,11 +45,11 @@ def tell(decisions: Mapping[str, object]) -> Callable[[], bool]:
     rows = "".join(f"#   {name}: {value!r}\n" for name, value in sorted(decisions.items()))
     head = "# Written by glm_pto_kernels for the compile caches. Decisions:\n"
     text = f"{head}{rows}\n\ndef told():\n    return True\n"
-    path = folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
     try:
-        _write(path, text)
-    except OSError:
-        return told  # read-only home: correct, but a flip is not seen by a filled compile cache
+        path = folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+        _write(path, text.encode())
+    except (OSError, RuntimeError):
+        return told  # no home, or read-only: correct, but a flip is not seen by a filled compile cache
     # Our own text is run, not the file's: whoever can write to the folder cannot put code into this process.
     module = ModuleType(MODULE)
     module.__file__ = str(path)
@@ -54,11 +59,15 @@ def tell(decisions: Mapping[str, object]) -> Callable[[], bool]:
     return function
 
 
-def _write(path: Path, text: str) -> None:
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
+def _write(path: Path, text: bytes) -> None:
+    if path.is_file() and path.read_bytes() == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -281,8 +281,8 @@ def own_steps(
     q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
     if attention.use_qk_norm:
         head = attention.head_dim
-        q = attention.q_norm(q.reshape(len(q), -1, head)).reshape(q.shape)
-        k = attention.k_norm(k.reshape(len(k), -1, head)).reshape(k.shape)
+        q = attention.q_norm(q.reshape(-1, attention.num_heads, head)).reshape(q.shape)
+        k = attention.k_norm(k.reshape(-1, attention.num_kv_heads, head)).reshape(k.shape)
     q, k = attention.rotary_emb(positions, q, k)
     return q, k, v, residual
 

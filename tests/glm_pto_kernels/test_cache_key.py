@@ -88,6 +88,39 @@ def test_the_file_is_our_text_whatever_stood_there(tmp_path, monkeypatch):
     assert path.read_text() == text
 
 
+def test_a_damaged_file_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLM_PTO_CACHE", str(tmp_path))
+    cache_key.tell({"gate": "torch"})
+    (path,) = (tmp_path / "decisions").iterdir()
+    text = path.read_text()
+    path.write_bytes(b"\xff\xfe\x00")
+    assert cache_key.tell({"gate": "torch"}) is not cache_key.told
+    assert path.read_text() == text
+
+
+def test_a_user_without_a_home_is_no_error(monkeypatch):
+    """A container may run under a number that is in no list of users."""
+    monkeypatch.setenv("GLM_PTO_CACHE", "~nobody-has-this-name/cache")
+    assert cache_key.tell({"gate": "torch"}) is cache_key.told
+
+
+def test_the_file_is_found_from_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLM_PTO_CACHE", "here")
+    file = Path(cache_key.tell({"gate": "torch"}).__code__.co_filename)
+    assert file.is_absolute() and file.is_relative_to(tmp_path)
+
+
+def test_nothing_is_left_where_the_file_cannot_be_placed(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLM_PTO_CACHE", str(tmp_path))
+    cache_key.tell({"gate": "torch"})
+    (path,) = (tmp_path / "decisions").iterdir()
+    path.unlink()
+    path.mkdir()
+    assert cache_key.tell({"gate": "torch"}) is cache_key.told
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_home_is_no_error(tmp_path, monkeypatch):
     tmp_path.chmod(0o500)

@@ -219,19 +219,20 @@ def test_refuses(name: str, taken: list[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize("rows", [5, 0])
 @pytest.mark.parametrize("first", [True, False], ids=["residual_none", "residual"])
-def test_a_layer_that_is_left_alone_computes_what_its_forward_methods_do(first: bool) -> None:
+def test_a_layer_that_is_left_alone_computes_what_its_forward_methods_do(first: bool, rows: int) -> None:
     layer = DecoderLayer(SMALL)
     attention = layer.self_attn
     attention.rotary_emb.is_neox_style = False
-    positions, hidden, residual = inputs(SMALL, 5)
+    positions, hidden, residual = inputs(SMALL, rows)
     before, calls = None if first else residual, K.calls()["attention_pre"]
     got = K.attention_pre(hidden, before, layer, attention, positions)
     assert K.calls()["attention_pre"] == calls
     normed, total = layer.input_layernorm(hidden, torch.zeros_like(hidden) if first else residual)
     q, k, v = attention.qkv_proj(normed)[0].split([256, 64, 64], dim=-1)
-    q = attention.q_norm(q.view(5, 4, 64)).view(5, 256)
-    k = attention.k_norm(k.view(5, 1, 64)).view(5, 64)
+    q = attention.q_norm(q.view(rows, 4, 64)).view(rows, 256)
+    k = attention.k_norm(k.view(rows, 1, 64)).view(rows, 64)
     for ours, wanted in zip(got, (*attention.rotary_emb(positions, q, k), v, total), strict=True):
         assert torch.equal(ours, wanted)
 
