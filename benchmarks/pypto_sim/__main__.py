@@ -84,12 +84,12 @@ def main() -> None:
         if options.only in shape.name:
             rows.append(measure(shape, compare))
             print(line(rows[-1]), flush=True)
+            if options.json:  # after each row, as a run takes many minutes
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     results = [asdict(row) for row in rows]
     if any(row.headline and row.upstream_us for row in rows):
         print(f"geometric mean of the ratios, 8 and 32 tokens: {table.mean_ratio(results):.3f}")
     print(f"simulated, not hardware; {len(rows)} shapes in {time.monotonic() - start:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.chart:
         options.chart.write_text(chart.draw(rows))
 

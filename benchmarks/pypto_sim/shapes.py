@@ -67,18 +67,23 @@ def air() -> list[Shape]:
     least = roofline.attention_pre(8, 4096)
     sizes = {"tokens": 8, "hidden": 4096}
     router = {"tokens": 8, "experts": 128}
-    mlp = {**sizes, "intermediate": 352}
+    shards = [(tp, {**sizes, "intermediate": 1408 // tp}) for tp in (4, 8, 16)]
     return [
         Shape("gate", "8 tokens, Air", {**sizes, "experts": 128}, roofline.gate(8, 4096, 128)),
         Shape("select_experts", "8 tokens, Air", router, roofline.select_experts(**router)),
         Shape("attention_pre", "8 tokens, Air TP-8", {**sizes, "head_norm": False}, least),
-        Shape("shared_expert", "8 tokens, Air TP-4", mlp, roofline.shared_expert(**mlp)),
+        *(
+            Shape("shared_expert", f"8 tokens, Air TP-{tp}", mlp, roofline.shared_expert(**mlp))
+            for tp, mlp in shards
+        ),
     ]
 
 
-# Sizes that upstream's kernels have written into them.
-UPSTREAM_ONLY = {"tokens", "lengths"}
+# What may vary in upstream's kernels; their entries refuse other sizes. Attention's takes the heads as well.
+UPSTREAM_TAKES = {"tokens", "lengths"}
 
 
 def upstream_runs(shape: Shape) -> bool:
-    return set(shape.sizes) <= UPSTREAM_ONLY
+    if shape.operator == "paged_attention" and shape.sizes.get("kv_heads", 1) == 1:
+        return True
+    return set(shape.sizes) <= UPSTREAM_TAKES
