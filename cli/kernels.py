@@ -42,11 +42,10 @@ def import_(report: Report, folder: Path) -> int:
     checkout = _checkout()
     try:
         found = checkout.inspect(folder)
+        path = checkout.record(found)
     except checkout.CheckoutError as error:
         raise Refusal(*str(error).splitlines()) from None
-    return _shown(
-        report, checkout, found, f"recorded in {checkout.record(found)}; run with GLM_PTO_BACKEND=upstream"
-    )
+    return _shown(report, checkout, found, f"recorded in {path}; run with GLM_PTO_BACKEND=upstream")
 
 
 @command.command("list")
@@ -71,7 +70,10 @@ def list_(report: Report) -> int:
 def remove(report: Report) -> int:
     """Forget the recorded checkout; the checkout itself is left alone."""
     checkout = _checkout()
-    gone = "forgotten" if checkout.remove() else "no checkout was recorded"
+    try:
+        gone = "forgotten" if checkout.remove() else "no checkout was recorded"
+    except checkout.CheckoutError as error:
+        raise Refusal(str(error)) from None
     return _shown(report, checkout, None, gone)
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+LARGEST = 1 << 20  # bytes of a kernel's file; the real ones have some 20 KiB
 PLACES = (".", "models/glm_v4_5", "examples/models/glm_v4_5", "glm_v4_5")
 QUANT = (
     "hidden_states residual input_layernorm_weight input_layernorm_bias atten_qkv_input_scale_reciprocal "
@@ -94,7 +95,7 @@ def inspect(folder: str | Path) -> Checkout:
     Raises:
         CheckoutError: no such folder, or kernels that are missing or have signatures not known here.
     """
-    root = Path(folder).expanduser()
+    root = _expanded(folder)
     found = next((root / place for place in PLACES if (root / place / "glm_gate.py").is_file()), None)
     if found is None:
         looked = ", ".join(str(root / place) for place in PLACES)
@@ -110,14 +111,23 @@ def inspect(folder: str | Path) -> Checkout:
     return Checkout(str(found.resolve()), _revision(found.resolve()), kernels)
 
 
+def _expanded(folder: str | Path) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:  # no such user, or a user without a home
+        raise CheckoutError(f"{folder}: {error} Give the folder without ~") from None
+
+
 def _read(path: Path, entry: Entry) -> Kernel:
     if not path.is_file():
         raise CheckoutError(f"{path}: expected this file with a function {entry.function}, found none")
+    if path.stat().st_size > LARGEST:
+        raise CheckoutError(f"{path}: larger than {LARGEST} bytes, which is no kernel")
     data = path.read_bytes()
     try:
         tree = ast.parse(data)
-    except (SyntaxError, ValueError) as error:
-        raise CheckoutError(f"{path}: not Python that this interpreter can read: {error}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+        raise CheckoutError(f"{path}: not Python that this interpreter can read: {error!r}") from None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == entry.function:
             digest = hashlib.sha256(data).hexdigest()
@@ -148,18 +158,23 @@ def _revision(folder: Path) -> str | None:
     for parent in (folder, *folder.parents):
         head = parent / ".git" / "HEAD"
         if head.is_file():
-            text = head.read_text(encoding="utf-8").strip()
-            if not text.startswith("ref: "):
-                return text
-            ref = parent / ".git" / text[5:]
-            return ref.read_text(encoding="utf-8").strip() if ref.is_file() else text[5:]
+            text = _line(head)
+            name = text.removeprefix("ref: ")
+            inside = name != text and name.startswith("refs/") and ".." not in name.split("/")
+            ref = parent / ".git" / name
+            return _line(ref) if inside and ref.is_file() else name
     return None
 
 
+def _line(path: Path) -> str:
+    """The first line of a file of git's, whatever its bytes are."""
+    with path.open("rb") as file:
+        return file.readline(200).decode("utf-8", "replace").strip()
+
+
 def record_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """The file that remembers the checkout."""
-    base = environment.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "glm-pto" / "kernels.json"
+    """The file that remembers the checkout. Raises CheckoutError for a user without a home folder."""
+    return _expanded(environment.get("XDG_CONFIG_HOME") or "~/.config") / "glm-pto" / "kernels.json"
 
 
 def record(checkout: Checkout) -> Path:
@@ -218,6 +233,6 @@ def changed(checkout: Checkout) -> list[str]:
         path = Path(checkout.folder) / kernel.file
         if not path.is_file():
             lines.append(f"{operator}: {path} is gone")
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != kernel.sha256:
+        elif path.stat().st_size > LARGEST or hashlib.sha256(path.read_bytes()).hexdigest() != kernel.sha256:
             lines.append(f"{operator}: {path} has changed since it was imported")
     return lines

@@ -179,6 +179,50 @@ def test_unknown_signatures_are_refused_by_name(tmp_path: Path, text: str, why: 
     assert "glm_gate.py" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"x = " + b"-" * 200_000 + b"1\n", "not Python"),
+        (b"x = " + b"(" * 5000, "not Python"),
+        (b"\0" * 10, "not Python"),
+        (b"#" * (checkout.LARGEST + 1), "larger than"),
+    ],
+    ids=["deep", "parentheses", "zeros", "large"],
+)
+def test_a_hostile_file_is_refused_by_name(tmp_path: Path, data: bytes, why: str) -> None:
+    folder = upstream_tree.write(tmp_path)
+    (folder / "glm_gate.py").write_bytes(data)
+    with pytest.raises(checkout.CheckoutError, match=rf"glm_gate\.py: {why}"):
+        checkout.inspect(folder)
+
+
+@pytest.mark.parametrize(
+    ("head", "revision"),
+    [
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"ref: ../secret\n", "../secret"),
+        (b"ref: refs/../../secret\n", "refs/../../secret"),
+        (b"ref: refs/heads/main\n", "0123abcd"),
+        (b"0123abcd\n", "0123abcd"),
+    ],
+)
+def test_a_revision_is_read_from_inside_the_checkout_only(tmp_path: Path, head: bytes, revision: str) -> None:
+    upstream_tree.write(tmp_path)
+    (tmp_path / "secret").write_text("password")
+    (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
+    (tmp_path / ".git" / "refs" / "heads" / "main").write_text("0123abcd\n")
+    (tmp_path / ".git" / "HEAD").write_bytes(head)
+    assert checkout.inspect(tmp_path).revision == revision
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(checkout.CheckoutError, match="without ~"):
+        checkout.inspect("~nobody-has-this-name/pypto")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "~nobody-has-this-name")
+    with pytest.raises(checkout.CheckoutError, match="without ~"):
+        checkout.recorded()
+
+
 def test_a_new_parameter_with_a_default_is_left_to_it(tmp_path: Path) -> None:
     folder = upstream_tree.write(tmp_path)
     (folder / "glm_gate.py").write_text(
