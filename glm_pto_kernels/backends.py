@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from glm_pto_kernels import cache_key, check, hardware, notice, switches
 from glm_pto_kernels.choices import KERNEL, NAMES, Choice, canonical, decide
 
@@ -147,14 +149,33 @@ def _pypto(operator: Operator) -> Kernel:
 def _custom(operator: Operator) -> Kernel:
     dotted = CHOICES[operator.name].dotted
     if operator.name in CUSTOM or dotted is None:
-        return CUSTOM[operator.name]
+        return _writes(operator, CUSTOM[operator.name])
     module, _, function = dotted.replace(":", ".").rpartition(".")
     try:
         loaded = getattr(importlib.import_module(module), function)
     except Exception as error:
         raise BackendError(f"{KERNEL}{operator.name.upper()}={dotted}: {error!r}") from error
     _fits(operator, loaded)
-    return loaded  # type: ignore[no-any-return]
+    return _writes(operator, loaded)
+
+
+def _writes(operator: Operator, function: Kernel) -> Kernel:
+    """``function``, refused where it returns its results or a coroutine: its outputs were not written."""
+
+    def call(*arguments: Any) -> None:
+        returned = function(*arguments)
+        if returned is None:
+            return
+        given = {each.data_ptr() for each in arguments if isinstance(each, torch.Tensor)}
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
+        new = [each for each in results if isinstance(each, torch.Tensor) and each.data_ptr() not in given]
+        if new or hasattr(returned, "send"):
+            raise TypeError(
+                f"the kernel for {operator.name} returned a {type(returned).__name__}; it has to write its "
+                f"results into its arguments when it is called: {', '.join(operator.parameters)}"
+            )
+
+    return call
 
 
 def tell() -> None:

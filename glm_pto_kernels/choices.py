@@ -19,6 +19,7 @@ NAMES = tuple(switches.SWITCHES.values())
 FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
 BACKENDS = ("auto", "pypto", "upstream", "custom", "torch")
 KERNEL = "GLM_PTO_KERNEL_"
+VARIABLES = tuple(KERNEL + name.upper() for name in NAMES)
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
     if name in _disabled(environment):
         return Choice("native", native="switched off by GLM_PTO_DISABLE")
     for variable in environment:
-        if variable.startswith(KERNEL) and variable.removeprefix(KERNEL).lower() not in NAMES:
-            raise ValueError(f"{variable} names no operator; there is {', '.join(NAMES)}")
-    dotted = environment.get(KERNEL + name.upper()) or None
+        if variable.startswith(KERNEL) and variable not in VARIABLES:
+            raise ValueError(f"{variable} names no operator; there is {', '.join(VARIABLES)}")
+    dotted = environment.get(KERNEL + name.upper(), "").strip() or None
     backend = _backend_of(name, environment)
     if (registered or dotted) and backend in ("auto", "custom"):
         return Choice("custom", dotted=dotted)

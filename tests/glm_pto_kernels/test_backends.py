@@ -142,6 +142,7 @@ def test_disabled_operators_stay_native(words: str) -> None:
         {"GLM_PTO_BACKEND": "gate=fast"},
         {"GLM_PTO_DISABLE": "gates"},
         {"GLM_PTO_KERNEL_GATES": "package:function"},
+        {"GLM_PTO_KERNEL_gate": "package:function"},
     ],
     ids=str,
 )
@@ -184,7 +185,7 @@ def test_register_takes_the_operator_even_where_nothing_else_runs(environment: C
 
 @pytest.mark.parametrize("separator", [":", "."])
 def test_a_dotted_name_in_the_environment(environment: Callable[..., None], separator: str) -> None:
-    environment(GLM_PTO_KERNEL_GATE=f"{__name__}{separator}zeros")
+    environment(GLM_PTO_KERNEL_GATE=f" {__name__}{separator}zeros ")
     sys.modules[__name__].zeros = zeros  # type: ignore[attr-defined]
     assert backends.CHOICES["gate"].backend == "custom" and gate_refusal() is None
     assert not gate_call().any()
@@ -214,6 +215,40 @@ def test_register_refuses(
     with pytest.raises(error):
         K.register(operator, function)
     assert not backends.CUSTOM
+
+
+async def later(hidden_states: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    out.zero_()
+
+
+def one_by_one(hidden_states: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Any:
+    yield out.zero_()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize(
+    "function",
+    [lambda h, w, out: h @ w.t(), lambda h, w, out: (None, h @ w.t()), later, one_by_one],
+    ids=["returns", "returns_several", "coroutine", "generator"],
+)
+def test_a_kernel_that_returns_its_results_is_refused(
+    environment: Callable[..., None], function: Any
+) -> None:
+    environment()
+    K.register("gate", function)
+    with pytest.raises(TypeError, match="the kernel for gate returned"):
+        gate_call()
+
+
+@pytest.mark.parametrize(
+    "returns", [lambda out: out, lambda out: out.view(-1), lambda out: (out,), lambda out: object()]
+)
+def test_a_kernel_may_return_its_output_or_a_launch(
+    environment: Callable[..., None], returns: Callable[..., Any]
+) -> None:
+    environment()
+    K.register("gate", lambda h, w, out: returns(out.fill_(1)))
+    assert gate_call().eq(1).all()
 
 
 def test_custom_without_a_function_stays_native_and_says_so(environment: Callable[..., None]) -> None:
