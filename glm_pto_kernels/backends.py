@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ CHOICES: dict[str, Choice] = {}
 CUSTOM: dict[str, Kernel] = {}
 CALLS: dict[str, int] = dict.fromkeys(NAMES, 0)
 _KERNELS: dict[str, Kernel] = {}
+_FINDING = threading.RLock()
 #: Called in every traced condition, so that compile caches see what was decided.
 TOLD: Callable[[], bool] = cache_key.told
 
@@ -97,7 +99,10 @@ def run(name: str, *arguments: Any) -> None:
     """Compute an operator inside its opaque op: the chosen kernel, found and announced at the first call."""
     kernel = _KERNELS.get(name)
     if kernel is None:
-        kernel = _KERNELS[name] = _first_use(name, arguments)
+        with _FINDING:  # vLLM's overlapped batches run in threads, and imports of a checkout must not mix
+            kernel = _KERNELS.get(name)
+            if kernel is None:
+                kernel = _KERNELS[name] = _first_use(name, arguments)
     kernel(*arguments)
     CALLS[name] += 1
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -160,6 +162,26 @@ def test_one_line_per_operator(caplog: pytest.LogCaptureFixture) -> None:
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == 1 and "gate: taken by the torch backend" in lines[0]
     assert K.calls()["gate"] == before + 3
+
+
+def test_one_line_also_where_the_first_calls_come_from_several_threads(
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment(GLM_PTO_BACKEND="torch")
+    ready, load = threading.Barrier(8), backends.load
+
+    def slow(name: str) -> Callable[..., Any]:
+        time.sleep(0.05)  # long enough for the others to arrive
+        return load(name)
+
+    monkeypatch.setattr(backends, "load", slow)
+    threads = [threading.Thread(target=lambda: (ready.wait(), gate_call())) for _ in range(8)]
+    with caplog.at_level(logging.INFO, logger="glm_pto_kernels"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len([r for r in caplog.records if "gate: taken by" in r.getMessage()]) == 1
 
 
 def test_the_log_lines_show_where_vllm_shows_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
