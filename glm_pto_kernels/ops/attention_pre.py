@@ -14,7 +14,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, int8, notice
-from glm_pto_kernels.layers import NONE, held
+from glm_pto_kernels.layers import NONE, held, norm_bias
+from glm_pto_kernels.own_steps import own_steps
 
 CHOICES = backends.CHOICES
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
@@ -204,14 +205,6 @@ def _unfit_norms(norms: tuple[Any, ...], sizes: tuple[int, ...]) -> str | None:
     return None
 
 
-def norm_bias(norm: Any, after_add: bool) -> torch.Tensor | None:
-    """The bias that vllm-ascend's RMSNorm adds: after a residual add any, else only one that was loaded."""
-    bias = getattr(norm, "bias", None)
-    if not after_add and getattr(norm, "bias_loaded", True) is False:
-        return None
-    return bias  # type: ignore[no-any-return]
-
-
 def attention_pre(
     hidden_states: torch.Tensor,
     residual: torch.Tensor | None,
@@ -238,11 +231,21 @@ def attention_pre(
         if not is_dynamo_compiling():
             notice.left_alone("attention_pre", reason)
         return own_steps(hidden_states, residual, layer, attention, positions)
+    return _attention_pre(*_operands(hidden_states, residual, layer, attention, positions))
+
+
+def _operands(
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor | None,
+    layer: Any,
+    attention: Any,
+    positions: torch.Tensor,
+) -> tuple[Any, ...]:
     norm, qkv, q_norm, k_norm = layer.input_layernorm, attention.qkv_proj, attention.q_norm, attention.k_norm
     # Only the rows are cast: vllm-ascend 0.11 casts the cache in the rotary call that is replaced here.
     rows = attention.rotary_emb.cos_sin_cache.index_select(0, positions).to(hidden_states.dtype)
     cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
-    return _attention_pre(
+    return (
         hidden_states,
         residual,
         norm.weight,
@@ -262,29 +265,6 @@ def attention_pre(
         attention.kv_size,
         norm.variance_epsilon,
     )
-
-
-def own_steps(
-    hidden_states: torch.Tensor,
-    residual: torch.Tensor | None,
-    layer: Any,
-    attention: Any,
-    positions: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `attention_pre` gives, by the layer's own modules in the order of vLLM's forward methods."""
-    if residual is None:
-        residual = hidden_states
-        hidden_states = layer.input_layernorm(hidden_states)
-    else:
-        hidden_states, residual = layer.input_layernorm(hidden_states, residual)
-    qkv = attention.qkv_proj(hidden_states)[0]
-    q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
-    if attention.use_qk_norm:
-        head = attention.head_dim
-        q = attention.q_norm(q.reshape(-1, attention.num_heads, head)).reshape(q.shape)
-        k = attention.k_norm(k.reshape(-1, attention.num_kv_heads, head)).reshape(k.shape)
-    q, k = attention.rotary_emb(positions, q, k)
-    return q, k, v, residual
 
 
 def _outputs(hidden_states: torch.Tensor, q_size: int, kv_size: int) -> tuple[torch.Tensor, ...]:
