@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -61,7 +62,7 @@ def list_(report: Report) -> int:
         return _shown(report, checkout, None, "no checkout is recorded: glm-pto kernels import DIR")
     changes = checkout.changed(found)
     if changes:
-        raise Refusal(*changes, f"import it again: glm-pto kernels import {found.folder}")
+        raise Refusal(*changes, f"import it again: glm-pto kernels import {shlex.quote(found.folder)}")
     return _shown(report, checkout, found, "unchanged since it was recorded")
 
 

@@ -203,18 +203,24 @@ def recorded() -> Checkout | None:
         if data["format"] != 1:
             raise CheckoutError(f"{path}: a record of format {data['format']}, not 1; import again")
         kernels = {
-            name: Kernel(k["file"], k["function"], tuple(k["parameters"]), k["sha256"])
+            name: Kernel(_text(k["file"]), _text(k["function"]), tuple(k["parameters"]), k["sha256"])
             for name, k in data["kernels"].items()
         }
-        return Checkout(data["folder"], data["revision"], kernels)
+        return Checkout(_text(data["folder"]), data["revision"], kernels)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckoutError):
             raise
         raise CheckoutError(
             f"{path}: not a record of kernels ({error!r}). Remove it and import again"
         ) from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} where a name was expected")
+    return value
 
 
 def remove() -> bool:

@@ -233,7 +233,19 @@ def test_a_new_parameter_with_a_default_is_left_to_it(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "kernels": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 2}',
+        '{"format": 1, "kernels": 3}',
+        '{"format": 1, "folder": 5, "revision": null, "kernels": {}}',
+        "[" * 100_000,
+    ],
+    ids=["empty", "list", "nothing", "format", "kernels", "folder", "deep"],
+)
 def test_a_spoilt_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     checkout.record_path().parent.mkdir()
