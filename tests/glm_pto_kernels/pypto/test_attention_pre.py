@@ -56,7 +56,7 @@ def test_every_pass_agrees_on_many_heads(heads, kv_heads):
         {"loud": True},
         {"biases": False},
         {"first_layer": True},
-        {"hidden": 7168},
+        {"hidden": 6144},
     ],
     ids=str,
 )
