@@ -27,7 +27,7 @@ class BackendError(RuntimeError):
 class Operator:
     """What the backends need to know of an operator.
 
-    ``parameters``: the names of a kernel's arguments, in order; it writes its outputs in place.
+    ``parameters``: the names of a kernel's arguments, in order; it writes the ``outputs`` among them in place.
     ``torch_kernel``: the reference under that signature. ``compare``: (arguments after a kernel ran) -> the
     largest difference from the reference and the largest that is allowed.
     """
@@ -35,6 +35,7 @@ class Operator:
     name: str
     entry: str
     parameters: tuple[str, ...]
+    outputs: tuple[str, ...]
     torch_kernel: Kernel
     compare: Callable[..., tuple[float, float]]
 
@@ -112,7 +113,11 @@ def _first_use(name: str, arguments: tuple[Any, ...]) -> Kernel:
     kernel = load(name)
     notice.taken(name, choice.backend, arguments)
     if CHECK:
-        kernel = check.checked(name, choice.backend, kernel, OPERATORS[name].compare, CHECK == "all")
+        operator = OPERATORS[name]
+        inputs = {
+            each: place for place, each in enumerate(operator.parameters) if each not in operator.outputs
+        }
+        kernel = check.checked(name, choice.backend, kernel, operator.compare, inputs, CHECK == "all")
     return kernel
 
 

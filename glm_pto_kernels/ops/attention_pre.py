@@ -332,6 +332,7 @@ backends.declare(
             "residual_res",
             "eps",
         ),
+        outputs=("query", "key", "value", "residual_res"),
         torch_kernel=_torch,
         compare=_compare,
     )

@@ -102,6 +102,7 @@ backends.declare(
         name="gate",
         entry="gate",
         parameters=("hidden_states", "gate_weight", "router_logits_out"),
+        outputs=("router_logits_out",),
         torch_kernel=_torch,
         compare=_compare,
     )

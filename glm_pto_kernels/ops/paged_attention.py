@@ -280,6 +280,7 @@ backends.declare(
             "attn_res",
             "softmax_scale",
         ),
+        outputs=("attn_res",),
         torch_kernel=_torch,
         compare=_compare,
     )

@@ -242,6 +242,7 @@ backends.declare(
             "topk_weights",
             "topk_ids",
         ),
+        outputs=("topk_weights", "topk_ids"),
         torch_kernel=_torch,
         compare=_compare,
     )

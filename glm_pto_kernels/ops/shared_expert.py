@@ -208,6 +208,7 @@ backends.declare(
         name="shared_expert",
         entry="ffn_shared_expert_quant",
         parameters=("hidden_states", "w13", "w13_scale", "w2", "w2_scale", "ffn_res"),
+        outputs=("ffn_res",),
         torch_kernel=_torch,
         compare=_compare,
     )

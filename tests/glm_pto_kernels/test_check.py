@@ -85,6 +85,24 @@ def test_a_wrong_kernel_raises(
         calls()[name]()
 
 
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_kernel_that_writes_into_its_input_raises(
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Results that fit the changed input are not enough: other layers read it too."""
+    monkeypatch.setattr(backends, "CHECK", "1")
+    environment()
+    operator = backends.OPERATORS[name]
+
+    def kernel(*arguments: Any) -> None:
+        arguments[0].mul_(2)
+        operator.torch_kernel(*arguments)
+
+    K.register(name, kernel)
+    with pytest.raises(check.CheckError, match=f"wrote into its input {operator.parameters[0]}"):
+        calls()[name]()
+
+
 def test_1_checks_each_set_of_shapes_once_and_all_every_call(checking: Callable[..., None]) -> None:
     wrong = False
 
