@@ -27,7 +27,7 @@ class BackendError(RuntimeError):
 class Operator:
     """What the backends need to know of an operator.
 
-    ``parameters``: the names of a kernel's arguments, in order; it writes the ``outputs`` among them in place.
+    ``parameters``: the names of a kernel's arguments, in order; it writes the ``outputs`` among them.
     ``torch_kernel``: the reference under that signature. ``compare``: (arguments after a kernel ran) -> the
     largest difference from the reference and the largest that is allowed.
     """

@@ -16,7 +16,6 @@ import torch
 
 from glm_pto_kernels import notice
 
-
 LARGEST = 64 << 20  # bytes of an input that is copied
 
 
