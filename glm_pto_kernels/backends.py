@@ -67,16 +67,17 @@ def register(operator: str, function: Kernel) -> None:
             writes the output tensors, which come last, in place.
 
     Raises:
-        ValueError: unknown operator. TypeError: the function does not take these parameters.
+        ValueError: unknown operator, or ``GLM_PTO_BACKEND`` names another backend for it.
+        TypeError: the function does not take these parameters.
     """
     name = canonical(operator)
     if name not in OPERATORS:
         raise ValueError(f"unknown operator {operator!r}; there is {', '.join(OPERATORS)}")
     _fits(OPERATORS[name], function)
     switches.warn_if_late(f"register({operator!r}, ...)")
+    CHOICES[name] = decide(name, os.environ, registered=True)
     CUSTOM[name] = function
     _KERNELS.pop(name, None)
-    CHOICES[name] = decide(name, os.environ, registered=True)
     tell()
 
 

@@ -52,7 +52,7 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
     """The backend of an operator under an environment, and whether a function is registered for it.
 
     Raises:
-        ValueError: a word in the environment that is not known.
+        ValueError: a word in the environment that is not known, or two that contradict each other.
     """
     if name in _disabled(environment):
         return Choice("native", native="switched off by GLM_PTO_DISABLE")
@@ -63,6 +63,12 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
     backend = _backend_of(name, environment)
     if (registered or dotted) and backend in ("auto", "custom"):
         return Choice("custom", dotted=dotted)
+    if registered or dotted:
+        words = environment["GLM_PTO_BACKEND"]
+        raise ValueError(
+            f"{name}: a kernel of your own is given, but GLM_PTO_BACKEND={words} "
+            f"names another; add ,{name}=custom to take yours, or leave one of the two out"
+        )
     if backend == "custom":
         return Choice("native", native=f"GLM_PTO_BACKEND is custom and no function is registered for {name}")
     if backend == "torch":

@@ -213,6 +213,23 @@ def test_a_dotted_name_in_the_environment(environment: Callable[..., None], sepa
     assert not gate_call().any()
 
 
+@pytest.mark.parametrize("named", ["torch", "pypto", "custom,gate=upstream"])
+def test_a_kernel_of_ones_own_beside_another_named_backend_is_refused(
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    with pytest.raises(ValueError, match="gate=custom to take yours"):
+        backends.decide("gate", {"GLM_PTO_BACKEND": named, "GLM_PTO_KERNEL_GATE": "package:function"})
+    environment()
+    before = backends.CHOICES["gate"]
+    monkeypatch.setenv("GLM_PTO_BACKEND", named)
+    with pytest.raises(ValueError, match="gate=custom to take yours"):
+        K.register("gate", zeros)
+    assert backends.CHOICES["gate"] is before
+    monkeypatch.setenv("GLM_PTO_BACKEND", f"{named},gate=custom")
+    K.register("gate", zeros)
+    assert not gate_call().any()
+
+
 @pytest.mark.parametrize("name", ["no_such_package:kernel", "math:no_such_function", "kernel"])
 def test_a_dotted_name_that_leads_nowhere_raises(environment: Callable[..., None], name: str) -> None:
     environment(GLM_PTO_KERNEL_GATE=name)
