@@ -79,11 +79,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout that was read: its kernel folder, the commit if it is a git work tree, and its kernels."""
+    """A checkout that was read: its kernel folder, the commit if it is a git work tree, and its kernels.
+
+    ``companions``: digests of the other files that the kernels can import, by their names in the folder.
+    """
 
     folder: str
     revision: str | None
     kernels: dict[str, Kernel]
+    companions: dict[str, str]
 
 
 def inspect(folder: str | Path) -> Checkout:
@@ -108,7 +112,21 @@ def inspect(folder: str | Path) -> Checkout:
             problems.append(str(error))
     if problems:
         raise CheckoutError("\n".join(problems))
-    return Checkout(str(found.resolve()), _revision(found.resolve()), kernels)
+    return Checkout(str(found.resolve()), _revision(found.resolve()), kernels, _companions(found))
+
+
+def _companions(folder: Path) -> dict[str, str]:
+    kernels = {entry.file for entry in ENTRIES.values()}
+    files = sorted({*folder.glob("*.py"), *folder.glob("utils/**/*.py")})
+    names = [path.relative_to(folder).as_posix() for path in files if path.is_file()]
+    return {name: _digest(folder / name) for name in names if name not in kernels}
+
+
+def _digest(path: Path) -> str:
+    """Of a file, or of its size and beginning where it is too large for source."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST)
+    return hashlib.sha256(data + (b"%d" % path.stat().st_size)).hexdigest()
 
 
 def _expanded(folder: str | Path) -> Path:
@@ -206,7 +224,8 @@ def recorded() -> Checkout | None:
             name: Kernel(_text(k["file"]), _text(k["function"]), tuple(k["parameters"]), k["sha256"])
             for name, k in data["kernels"].items()
         }
-        return Checkout(_text(data["folder"]), data["revision"], kernels)
+        companions = {name: _text(digest) for name, digest in data.get("companions", {}).items()}
+        return Checkout(_text(data["folder"]), data["revision"], kernels, companions)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -241,4 +260,9 @@ def changed(checkout: Checkout) -> list[str]:
             lines.append(f"{operator}: {path} is gone")
         elif path.stat().st_size > LARGEST or hashlib.sha256(path.read_bytes()).hexdigest() != kernel.sha256:
             lines.append(f"{operator}: {path} has changed since it was imported")
+    present = _companions(Path(checkout.folder)) if checkout.companions else {}
+    for name in sorted({*checkout.companions, *present}):
+        if checkout.companions.get(name) != present.get(name):
+            path = Path(checkout.folder) / name
+            lines.append(f"{path}, which the kernels can import, has changed since they were imported")
     return lines

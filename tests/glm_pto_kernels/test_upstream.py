@@ -156,6 +156,20 @@ def test_changed_and_broken_checkouts_are_said(recorded: Callable[..., None], tm
         K.gate(gate, torch.zeros(2, 5120))
 
 
+@pytest.mark.parametrize("name", ["utils/get_format.py", "utils/new.py", "glm_ffn_common_interface.py"])
+def test_a_changed_file_that_a_kernel_imports_is_said(
+    recorded: Callable[..., None], tmp_path: Path, name: str
+) -> None:
+    recorded()
+    assert checkout.changed(checkout.recorded()) == []  # type: ignore[arg-type]
+    with (tmp_path / "pypto/models/glm_v4_5" / name).open("a") as file:
+        file.write("\nONE = 1\n")
+    (line,) = checkout.changed(checkout.recorded())  # type: ignore[arg-type]
+    assert name in line and "changed since" in line
+    with pytest.raises(backends.BackendError, match=r"kernels import DIR again"):
+        K.gate(torch.nn.Linear(5120, 160, bias=False), torch.zeros(2, 5120))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
