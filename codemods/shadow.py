@@ -56,7 +56,7 @@ def _bindings(owner: ast.AST, arms: Arms = ()) -> Iterator[tuple[ast.stmt, Arms]
             inner = arms if isinstance(owner, (ast.Module, ast.ClassDef)) else (*arms, (owner, field))
             if isinstance(node, ast.stmt):
                 yield node, inner
-            if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if not isinstance(node, _DEFINITIONS):
                 yield from _bindings(node, inner)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 TORCH = vars(torch)
 LEFT_ALONE: set[str] = set()  # operators of which it has been said
@@ -29,10 +30,11 @@ def stays(operator: str, reason: str) -> None:
 
 
 def left_alone(operator: str, reason: str) -> None:
-    """Say once that a layer is left to its own modules. Never while tracing."""
-    if operator not in LEFT_ALONE:
-        LEFT_ALONE.add(operator)
-        logger().info("%s: a layer is left to its own modules: %s", operator, reason)
+    """Say once that a layer is left to its own modules; nothing while Dynamo traces, which it would break."""
+    if is_dynamo_compiling() or operator in LEFT_ALONE:
+        return
+    LEFT_ALONE.add(operator)
+    logger().info("%s: a layer is left to its own modules: %s", operator, reason)
 
 
 def shapes_of(arguments: Iterable[Any]) -> str:

@@ -228,8 +228,7 @@ def attention_pre(
     """
     reason = _unfit(layer, attention, hidden_states)
     if reason is not None:
-        if not is_dynamo_compiling():
-            notice.left_alone("attention_pre", reason)
+        notice.left_alone("attention_pre", reason)
         return own_steps(hidden_states, residual, layer, attention, positions)
     return _attention_pre(*_operands(hidden_states, residual, layer, attention, positions))
 

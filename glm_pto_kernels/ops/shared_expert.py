@@ -147,8 +147,7 @@ def ffn_share_expert_quant(layer: Any, hidden_states: torch.Tensor) -> torch.Ten
     """
     reason = _unfit(layer, hidden_states)
     if reason is not None:
-        if not is_dynamo_compiling():
-            notice.left_alone("shared_expert", reason)
+        notice.left_alone("shared_expert", reason)
         return layer(hidden_states)  # type: ignore[no-any-return]
     up, down = layer.gate_up_proj, layer.down_proj
     return _shared_expert(hidden_states, up.weight, up.weight_scale, down.weight, down.weight_scale)
