@@ -16,8 +16,6 @@ import torch
 import triton
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import interpreting
-
 # The compiled kernel's launch signature is Triton's own business; this is the release it was checked with.
 DIRECT = triton.__version__.startswith("3.6.")
 ALIGNMENT = 16
@@ -66,9 +64,14 @@ class Variant:
     def dispatch(self, grid: int, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Launch through Triton, and keep the binary where later calls may use it."""
         launch = self.fn[(grid,)]
-        if interpreting():
+        if not isinstance(self.fn, triton.JITFunction):
             launch(*tensors, *numbers, **self.constants)
             return
+        if not tensors[0].is_cuda:
+            raise RuntimeError(
+                "the wall-x kernels were loaded for the GPU before TRITON_INTERPRET=1 was set; "
+                "set it before Python starts, or choose the backend 'auto' or 'torch'"
+            )
         with torch.cuda.device(self.device):
             compiled = launch(*tensors, *numbers, **self.constants, **self.options)
         if DIRECT and all(t.data_ptr() % ALIGNMENT == 0 for t in tensors):

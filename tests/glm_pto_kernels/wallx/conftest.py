@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +13,23 @@ import pytest
 import torch
 
 from glm_pto_kernels.wallx import backends
+
+
+def load_kernels_for_the_interpreter() -> None:
+    """Triton decides for each kernel whether it is interpreted when the kernel's module is imported.
+
+    Any test may import them first, in an order that changes from run to run, so it is done here.
+    """
+    if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        package = importlib.import_module("glm_pto_kernels.wallx.triton")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
+load_kernels_for_the_interpreter()
 
 
 @dataclass(frozen=True)

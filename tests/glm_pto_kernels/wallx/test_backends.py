@@ -49,6 +49,21 @@ def test_triton_is_not_imported_before_it_is_needed():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_kernels_loaded_for_the_gpu_are_not_interpreted_later():
+    code = """
+import os, torch
+os.environ.pop("TRITON_INTERPRET", None)
+import glm_pto_kernels.wallx.triton
+from glm_pto_kernels import wallx
+os.environ["TRITON_INTERPRET"] = "1"
+x = torch.ones(2, 2)
+with wallx.using("triton"):
+    wallx.permute(x, torch.zeros(2, 1, dtype=torch.int32), 0, [], 2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "set it before Python starts" in done.stderr.splitlines()[-1]
+
+
 def test_the_extension_is_called_as_it_expects(monkeypatch):
     """A stand-in extension: contiguous inputs, int32 ids, results copied to strided outputs."""
 
