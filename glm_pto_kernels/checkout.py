@@ -11,6 +11,7 @@ import ast
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 1 << 20  # bytes of a kernel's file; the real ones have some 20 KiB
+PACKED = 16 << 20  # bytes that are read of git's list of packed branches
+COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 PLACES = (".", "models/glm_v4_5", "examples/models/glm_v4_5", "glm_v4_5")
 QUANT = (
     "hidden_states residual input_layernorm_weight input_layernorm_bias atten_qkv_input_scale_reciprocal "
@@ -172,22 +175,49 @@ def _parameters(path: Path, node: ast.FunctionDef, entry: Entry) -> tuple[str, .
 
 
 def _revision(folder: Path) -> str | None:
-    """The commit of the git work tree around ``folder``, read without git."""
-    for parent in (folder, *folder.parents):
-        head = parent / ".git" / "HEAD"
-        if head.is_file():
-            text = _line(head)
-            name = text.removeprefix("ref: ")
-            inside = name != text and name.startswith("refs/") and ".." not in name.split("/")
-            ref = parent / ".git" / name
-            return _line(ref) if inside and ref.is_file() else name
+    """The commit of the git work tree around ``folder``, read without git; None where none can be told."""
+    try:
+        for parent in (folder, *folder.parents):
+            git = parent / ".git"
+            if git.is_file():  # a linked work tree or a submodule: the file says where its folder is
+                place = _line(git)
+                inside = place.removeprefix("gitdir: ")
+                return _commit(parent / inside) if inside != place else None
+            if (git / "HEAD").is_file():
+                return _commit(git)
+    except OSError:  # not ours to read, or a name beyond what the system takes
+        return None
     return None
 
 
-def _line(path: Path) -> str:
-    """The first line of a file of git's, whatever its bytes are."""
+def _commit(git: Path) -> str | None:
+    """What HEAD of a git folder is; of the files that it leads to, nothing but a commit is ever taken."""
+    head = _line(git / "HEAD")
+    name = head.removeprefix("ref: ")
+    commit = head
+    if name != head:
+        if not name.startswith("refs/") or ".." in name.split("/"):
+            return None
+        common = git / _line(git / "commondir")  # a linked work tree shares the branches of the main one
+        commit = _line(git / name) or _line(common / name) or _packed(common / "packed-refs", name)
+    return commit if COMMIT.fullmatch(commit) else None
+
+
+def _packed(path: Path, name: str) -> str:
+    if not path.is_file():
+        return ""
     with path.open("rb") as file:
-        return file.readline(200).decode("utf-8", "replace").strip()
+        lines = file.read(PACKED).split(b"\n")[:-1]  # what is behind the last end of a line may be cut off
+    wanted = b" " + os.fsencode(name)
+    return next((os.fsdecode(line.removesuffix(wanted)) for line in lines if line.endswith(wanted)), "")
+
+
+def _line(path: Path) -> str:
+    """The first line of a file of git's, whatever its bytes are; empty for anything but a file."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return os.fsdecode(file.readline(5000)).strip()
 
 
 def record_path(environment: Mapping[str, str] = os.environ) -> Path:

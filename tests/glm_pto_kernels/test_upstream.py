@@ -210,23 +210,105 @@ def test_a_hostile_file_is_refused_by_name(tmp_path: Path, data: bytes, why: str
         checkout.inspect(folder)
 
 
+COMMIT, OTHER = "0123abcd" * 5, "fedc9876" * 5
+
+
+def git_folder(folder: Path, head: bytes | str = "ref: refs/heads/main\n", packed: str = "") -> Path:
+    """The files of a git folder that say what its commit is."""
+    folder.mkdir(parents=True)
+    (folder / "HEAD").write_bytes(head if isinstance(head, bytes) else head.encode())
+    if packed:
+        (folder / "packed-refs").write_text(packed)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("head", "revision"),
     [
-        (b"\xff\xfe", "\ufffd\ufffd"),
-        (b"ref: ../secret\n", "../secret"),
-        (b"ref: refs/../../secret\n", "refs/../../secret"),
-        (b"ref: refs/heads/main\n", "0123abcd"),
-        (b"0123abcd\n", "0123abcd"),
+        (b"\xff\xfe", None),
+        (b"ref: ../secret\n", None),
+        (b"ref: refs/../../secret\n", None),
+        (b"ref: refs/heads/linked\n", None),
+        (b"ref: refs/heads/unborn\n", None),
+        (b"ref: refs/heads/" + b"x" * 3000, None),
+        (b"ref: refs/heads/\0", None),
+        (b"ref: refs/heads/main\n", COMMIT),
+        (COMMIT.encode(), COMMIT),
     ],
 )
-def test_a_revision_is_read_from_inside_the_checkout_only(tmp_path: Path, head: bytes, revision: str) -> None:
+def test_a_revision_is_a_commit_from_inside_the_checkout(
+    tmp_path: Path, head: bytes, revision: str | None
+) -> None:
     upstream_tree.write(tmp_path)
     (tmp_path / "secret").write_text("password")
+    git_folder(tmp_path / ".git", head)
     (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
-    (tmp_path / ".git" / "refs" / "heads" / "main").write_text("0123abcd\n")
-    (tmp_path / ".git" / "HEAD").write_bytes(head)
+    (tmp_path / ".git" / "refs" / "heads" / "main").write_text(f"{COMMIT}\n")
+    (tmp_path / ".git" / "refs" / "heads" / "linked").symlink_to(tmp_path / "secret")
     assert checkout.inspect(tmp_path).revision == revision
+
+
+def test_a_packed_branch_gives_its_commit(tmp_path: Path) -> None:
+    upstream_tree.write(tmp_path)
+    others = f"{OTHER} refs/heads/also/refs/heads/main\n{OTHER} refs/heads/main2\n"
+    packed = f"# pack-refs with: peeled\n{others}{COMMIT} refs/heads/main\n^{OTHER}\n"
+    git = git_folder(tmp_path / ".git", packed=packed)
+    assert checkout.inspect(tmp_path).revision == COMMIT
+    (git / "packed-refs").write_text(f"{COMMIT} refs/heads/main")  # cut off, maybe inside the name
+    assert checkout.inspect(tmp_path).revision is None
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "loose"])
+def test_a_linked_work_tree_has_its_own_head_and_the_branches_of_the_main_one(
+    tmp_path: Path, packed: bool
+) -> None:
+    main = git_folder(tmp_path / ".git", OTHER, f"{COMMIT} refs/heads/work\n" if packed else "")
+    if not packed:
+        (main / "refs" / "heads").mkdir(parents=True)
+        (main / "refs" / "heads" / "work").write_text(COMMIT)
+    linked = git_folder(main / "worktrees" / "linked", "ref: refs/heads/work\n")
+    (linked / "commondir").write_text("../..\n")
+    folder = upstream_tree.write(tmp_path / "linked")
+    (tmp_path / "linked" / ".git").write_text(f"gitdir: {linked}\n")
+    assert checkout.inspect(folder).revision == COMMIT
+
+
+def test_a_submodule_has_its_own_commit(tmp_path: Path) -> None:
+    outer = git_folder(tmp_path / ".git", OTHER)
+    git_folder(outer / "modules" / "pypto", COMMIT)
+    folder = upstream_tree.write(tmp_path / "pypto")
+    (tmp_path / "pypto" / ".git").write_text("gitdir: ../.git/modules/pypto\n")
+    assert checkout.inspect(folder).revision == COMMIT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"gitdir:",
+        b"gitdir: \n",
+        b"gitdir: ../nowhere",
+        b"gitdir: /dev",
+        b"gitdir: \0",
+        b"gitdir: \xff",
+        b"gitdir: " + b"x" * 10_000,
+        b"gitdir: ../pipes",
+        b"gitdir: ../elsewhere",
+        b"commit " + COMMIT.encode(),
+    ],
+    ids=["empty", "bare", "here", "nowhere", "device", "zero", "bytes", "long", "pipes", "elsewhere", "other"],
+)
+def test_a_git_file_that_leads_to_no_commit_is_none_and_not_the_repository_further_up(
+    tmp_path: Path, text: bytes
+) -> None:
+    git_folder(tmp_path / ".git", OTHER)
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipes" / "HEAD")
+    elsewhere = git_folder(tmp_path / "elsewhere")
+    (elsewhere / "commondir").write_text("/")
+    folder = upstream_tree.write(tmp_path / "pypto")
+    (tmp_path / "pypto" / ".git").write_bytes(text)
+    assert checkout.inspect(folder).revision is None
 
 
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
