@@ -296,7 +296,7 @@ def test_a_submodule_has_its_own_commit(tmp_path: Path) -> None:
         b"gitdir: ../elsewhere",
         b"commit " + COMMIT.encode(),
     ],
-    ids=["empty", "bare", "here", "nowhere", "device", "zero", "bytes", "long", "pipes", "elsewhere", "other"],
+    ids=["empty", "bare", "here", "nowhere", "device", "zero", "bytes", "long", "pipes", "away", "other"],
 )
 def test_a_git_file_that_leads_to_no_commit_is_none_and_not_the_repository_further_up(
     tmp_path: Path, text: bytes
