@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from glm_pto.codemods import disk, seal
+from glm_pto.codemods import disk, seal, trust
 
 OPEN = "journal.json"
 DONE = "journal.done"
@@ -65,11 +64,12 @@ def read(control: int) -> tuple[Journal, bool] | None:
         if disk.find(control, name) is None:
             continue
         try:
-            data, look, _ = disk.read(control, name, seal.LIMIT)
+            data, _, found = disk.read(control, name, seal.LIMIT)
         except disk.NotRegular as error:
             raise seal.Unusable("it is not a regular file") from error
-        if look.mode & stat.S_IWOTH:
-            raise seal.Unusable("others could have written it")
+        who = trust.stranger(found, os.fstat(control))
+        if who:
+            raise seal.Unusable(f"{name} {who}, so others could have written it")
         return _decode(seal.load(_KIND, _FORMAT, data)), done
     return None
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from glm_pto.codemods import disk
+from glm_pto.codemods import disk, trust
 from glm_pto.codemods.findings import Refusal, WriteFailure
 from glm_pto.codemods.target import CONTROL, Spot, read_only
 
@@ -74,12 +73,11 @@ def tidy(folders: disk.Folders, control: int) -> None:
 
 def check_owner(folders: disk.Folders, control: int) -> None:
     """`Refusal` where somebody else could have written what the hidden folder says."""
-    found = os.fstat(control)
-    trusted = (0, os.geteuid(), os.fstat(folders.open(folders.root)).st_uid)
-    if found.st_uid not in trusted or found.st_mode & stat.S_IWOTH:
+    who = trust.stranger(os.fstat(control), os.fstat(folders.open(folders.root)))
+    if who:
         raise Refusal(
-            f"{folders.root / CONTROL}: belongs to user {found.st_uid}, mode {found.st_mode & 0o7777:04o}, "
-            "so others could have written it; look at it and remove it"
+            f"{folders.root / CONTROL}: {who}, so others could have written it; look at it, then remove it: "
+            "the guards in the files are enough to revert"
         )
 
 

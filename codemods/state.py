@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm_pto.codemods import disk, reading, seal
+from glm_pto.codemods import disk, reading, seal, trust
 from glm_pto.codemods.findings import FileChange
 from glm_pto.codemods.target import CONTROL
 
@@ -77,9 +77,9 @@ def load(root: Path) -> StateRead:
         )
     try:
         data, _, found = disk.read(folder, NAME, seal.LIMIT)
-        if _of_others(os.fstat(folder), found, Path(root).stat().st_uid):
-            return StateRead(None, f"{path}: others could have written it; judging by the text alone")
-        return StateRead(decode(data))
+        home = os.fstat(folder)
+        problem = _forged(path.parent, home, Path(root).stat()) or _forged(path, found, home)
+        return StateRead(None, problem) if problem else StateRead(decode(data))
     except FileNotFoundError:
         return StateRead(None)
     except (OSError, disk.NotRegular, seal.Unusable) as error:
@@ -89,9 +89,14 @@ def load(root: Path) -> StateRead:
         os.close(folder)
 
 
-def _of_others(folder: os.stat_result, file: os.stat_result, owner: int) -> bool:
-    """Could anybody but root, this user and the tree's owner have written the state?"""
-    return folder.st_uid not in {0, os.geteuid(), owner} or bool((folder.st_mode | file.st_mode) & 0o022)
+def _forged(path: Path, found: os.stat_result, above: os.stat_result) -> str:
+    who = trust.stranger(found, above)
+    if not who:
+        return ""
+    return (
+        f"{path}: {who}, so others could have written it; judging by the text alone. Look at it, then remove "
+        "it: the guards in the files are enough"
+    )
 
 
 def merge(

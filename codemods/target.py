@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_pto.codemods import disk
+from glm_pto.codemods import disk, trust
 from glm_pto.codemods.findings import Refusal
 
 #: The hidden folder beside the packages that holds lock, journal and state.
@@ -155,11 +155,14 @@ def _leads_out(root: Path, logical: Path, real: Path) -> str | None:
             f"{logical}: is a link into the package cache {cache}, which other environments share; "
             "install the package with copied files (uv: UV_LINK_MODE=copy) and apply again"
         )
-    trusted = {0, os.geteuid(), root.stat().st_uid}
+    goal = next(folder.stat() for folder in real.parents if folder.is_dir())
     for part in (logical, *logical.parents):
         if part == root:
             break
-        found = os.lstat(part) if os.path.lexists(part) else None
-        if found is not None and stat.S_ISLNK(found.st_mode) and found.st_uid not in trusted:
-            return f"{part}: is a link out of the tree to {real}, made by another user (id {found.st_uid})"
+        link = os.lstat(part) if os.path.lexists(part) else None
+        if link is not None and stat.S_ISLNK(link.st_mode) and not trust.follows(link, goal, root.stat()):
+            return (
+                f"{part}: is a link out of the tree to {real}, made by another user (id {link.st_uid}); "
+                "name the folder that it leads to as TREE, or make the link yourself"
+            )
     return None
