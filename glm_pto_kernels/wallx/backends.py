@@ -10,14 +10,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 from torch.compiler import is_compiling
+
+from glm_pto_kernels.wallx.plans import PLANS, keep
 
 BACKENDS = ("auto", "triton", "torch", "wallx_csrc")
 VARIABLE = "GLM_PTO_WALLX_BACKEND"
@@ -29,9 +31,6 @@ MODULES = {
 
 _chosen: str | None = None
 _found: dict[tuple[str, bool, bool], Any] = {}
-MOST_PLANS = 4096
-# Calls that were checked and looked up before: by operator, and all that checks and backends look at.
-PLANS: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
 def chosen() -> str:
@@ -73,20 +72,17 @@ def implementation(operator: str, tensor: Tensor) -> Any:
     return found
 
 
-def layout(x: Tensor) -> tuple[Any, ...]:
-    """All that checks and backends look at in a tensor; flat, because such keys are found faster."""
-    return *x.shape, *x.stride(), x.dtype, x.device
+def run(operator: str, numbers: Hashable, tensors: Sequence[Tensor], *arguments: Any) -> Any:
+    """Run ``operator`` for checked arguments, and let the next call like it go straight to the plan.
 
-
-def keep_plan(key: tuple[Any, ...], operator: str, *arguments: Any) -> None:
-    """Let the next call with this key go straight to the backend's plan, if it makes one."""
-    make = implementation(f"{operator}_plan", arguments[0])
+    Some backends make no plans, and none makes one where something has to be copied first.
+    """
+    result = implementation(operator, tensors[0])(*arguments)
+    make = implementation(f"{operator}_plan", tensors[0])
     plan = make and make(*arguments)
-    if plan is None:
-        return
-    if len(PLANS) >= MOST_PLANS:
-        PLANS.clear()
-    PLANS[key] = plan
+    if plan is not None:
+        keep(numbers, tensors, plan)
+    return result
 
 
 def traceable(reference: Callable[..., Any], operator: str, tensor: Tensor) -> Any:
@@ -128,22 +124,3 @@ def interpreting() -> bool:
 @cache
 def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def direct(*tensors: Tensor | None) -> bool:
-    """Whether a call may go straight to its kernel instead of through torch's dispatcher.
-
-    A registered operator costs about 8 us of host time more. It is needed for autograd, tracing and tensor
-    subclasses only.
-    """
-    if is_compiling():
-        return False
-    if is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and (type(tensor) not in PLAIN or tensor.requires_grad):
-                return False
-        return True
-    return all(tensor is None or type(tensor) in PLAIN for tensor in tensors)

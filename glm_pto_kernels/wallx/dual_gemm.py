@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import direct, implementation
+from glm_pto_kernels.wallx.backends import implementation
+from glm_pto_kernels.wallx.plans import direct
 
 
 def asym_dual_gmm_separated(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import PLANS, direct, implementation, keep_plan, layout
+from glm_pto_kernels.wallx.backends import implementation, run
+from glm_pto_kernels.wallx.plans import direct, planned
 
 INDEX_TYPES = (torch.int32, torch.int64)
 MAX_SLOTS = 2**31 - 1
@@ -45,25 +46,23 @@ def permute(
     """
     # The document calls the workspace a tensor, the original takes a list: both are accepted.
     spare = [workspace] if isinstance(workspace, Tensor) and workspace.numel() else list(workspace)
-    key = None
-    if direct(input):
-        numbers = (num_out_tokens, max_expanded_token_num, mask_negative)
-        key = ("permute", *numbers, *layout(input), *layout(indices))
-        plan = PLANS.get(key)
-        if plan is not None:
-            return plan(input, indices, spare)  # type: ignore[no-any-return]
+    numbers = ("permute", num_out_tokens, max_expanded_token_num, mask_negative, input.numel())
+    plan = planned(numbers, input, indices)
+    if plan is not None:
+        return plan(input, indices, spare)  # type: ignore[no-any-return]
     check_indices("permute", input, indices)
     if max_expanded_token_num < indices.numel():
         raise ValueError(
             f"permute: max_expanded_token_num is {max_expanded_token_num}, less than this call's T*K = "
             f"{indices.numel()}; pass the largest T*K that the workspace has to serve"
         )
-    if key is not None:
-        arguments = (input, indices, num_out_tokens, mask_negative, spare, max_expanded_token_num)
-        result: tuple[Tensor, Tensor, list[Tensor]] = implementation("permute", input)(*arguments)
-        keep_plan(key, "permute", *arguments)
-        return result
-    permuted, row_id_map = permute_op(input, indices, num_out_tokens, mask_negative)
+    arguments = (input, indices, num_out_tokens, mask_negative)
+    if direct(input, indices):
+        found: tuple[Tensor, Tensor, list[Tensor]] = run(
+            "permute", numbers, (input, indices), *arguments, spare, max_expanded_token_num
+        )
+        return found
+    permuted, row_id_map = permute_op(*arguments)
     return permuted, row_id_map, spare
 
 
@@ -81,18 +80,15 @@ def permute_with_map(input: Tensor, row_id_map: Tensor, num_out_tokens: int, num
         [n, H].
     """
     rows = num_out_tokens if num_out_tokens > 0 else row_id_map.numel()
-    key = None
-    if direct(input):
-        key = ("permute_with_map", rows, num_topK, *layout(input), *layout(row_id_map))
-        plan = PLANS.get(key)
-        if plan is not None:
-            return plan(input, row_id_map)  # type: ignore[no-any-return]
+    numbers = ("permute_with_map", rows, num_topK, input.numel())
+    plan = planned(numbers, input, row_id_map)
+    if plan is not None:
+        return plan(input, row_id_map)  # type: ignore[no-any-return]
     check_map("permute_with_map", input, row_id_map, input.shape[0], num_topK)
-    if key is not None:
-        placed: Tensor = implementation("permute_with_map", input)(input, row_id_map, rows, num_topK)
-        keep_plan(key, "permute_with_map", input, row_id_map, rows, num_topK)
-        return placed
-    return permute_with_map_op(input, row_id_map, rows, num_topK)
+    arguments = (input, row_id_map, rows, num_topK)
+    if direct(input, row_id_map):
+        return run("permute_with_map", numbers, arguments[:2], *arguments)  # type: ignore[no-any-return]
+    return permute_with_map_op(*arguments)
 
 
 def check_indices(name: str, x: Tensor, indices: Tensor) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import PLANS, direct, implementation, keep_plan, layout
+from glm_pto_kernels.wallx.backends import implementation, run
+from glm_pto_kernels.wallx.plans import direct, planned
 
 
 def rope(
@@ -104,16 +105,13 @@ def write(
     backward: bool,
 ) -> None:
     tensors = (q, k, cos, sin, q_out, k_out)
-    key = None
-    if direct(*tensors) and type(sections) in (list, tuple):
-        key = (
-            *(name, *sections, *layout(q), *layout(k), *layout(cos), *layout(sin)),
-            *(*layout(q_out), *layout(k_out)),
-        )
-        plan = PLANS.get(key)
-        if plan is not None:
-            plan(*tensors)
-            return
+    in_place = q_out is q and k_out is k
+    numbers = (name, *sections, q.numel(), in_place) if type(sections) in (list, tuple) else None
+    compared = tensors[:4] if in_place else tensors
+    plan = planned(numbers, *compared)
+    if plan is not None:
+        plan(*tensors)
+        return
     check(name, q, k, cos, sin, sections, False)
     for x, out in ((q, q_out), (k, k_out)):
         if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
@@ -121,10 +119,8 @@ def write(
                 f"{name}: an output must be {list(x.shape)} {x.dtype} on {x.device}, "
                 f"found {list(out.shape)} {out.dtype} on {out.device}"
             )
-    if key is not None:
-        arguments = (*tensors, sections, False, backward)
-        implementation("rope", q)(*arguments)
-        keep_plan(key, "rope", *arguments)
+    if direct(*tensors) and numbers is not None:
+        run("rope", numbers, compared, *tensors, sections, False, backward)
         return
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise RuntimeError(

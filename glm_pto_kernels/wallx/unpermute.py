@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.backends import PLANS, direct, implementation, keep_plan, layout
+from glm_pto_kernels.wallx.backends import implementation, run
 from glm_pto_kernels.wallx.permute import check_map
+from glm_pto_kernels.wallx.plans import direct, planned
 
 
 def unpermute(
@@ -36,21 +37,17 @@ def unpermute(
     """
     if prob is not None and not (num_topK > 1 and prob.numel()):
         prob = None
-    key = None
-    if direct(input, prob):
-        weights = () if prob is None else layout(prob)
-        key = ("unpermute", max_tokens, num_topK, *layout(input), *layout(row_id_map), *weights)
-        plan = PLANS.get(key)
-        if plan is not None:
-            return plan(input, row_id_map, prob)  # type: ignore[no-any-return]
+    tensors = (input, row_id_map) if prob is None else (input, row_id_map, prob)
+    numbers = ("unpermute", max_tokens, num_topK, prob is None)
+    plan = planned(numbers, *tensors)
+    if plan is not None:
+        return plan(input, row_id_map, prob)  # type: ignore[no-any-return]
     check_map("unpermute", input, row_id_map, max_tokens, num_topK)
     check_prob("unpermute", input, prob, max_tokens, num_topK)
-    if key is not None:
-        arguments = (input, row_id_map, prob, max_tokens, num_topK)
-        summed: Tensor = implementation("unpermute", input)(*arguments)
-        keep_plan(key, "unpermute", *arguments)
-        return summed
-    return unpermute_op(input, row_id_map, prob, max_tokens, num_topK)
+    arguments = (input, row_id_map, prob, max_tokens, num_topK)
+    if direct(*tensors):
+        return run("unpermute", numbers, tensors, *arguments)  # type: ignore[no-any-return]
+    return unpermute_op(*arguments)
 
 
 def unpermute_bwd(
@@ -71,13 +68,11 @@ def unpermute_bwd(
     Raises:
         TypeError, ValueError: as for ``unpermute``.
     """
-    key = None
-    if direct(input_bwd, input_fwd, prob):
-        weights = () if prob is None else layout(prob)
-        key = ("unpermute_bwd", *layout(input_bwd), *layout(input_fwd), *layout(row_id_map), *weights)
-        plan = PLANS.get(key)
-        if plan is not None:
-            return plan(input_bwd, input_fwd, row_id_map, prob)  # type: ignore[no-any-return]
+    tensors = (input_bwd, input_fwd, row_id_map) if prob is None else (input_bwd, input_fwd, row_id_map, prob)
+    numbers = ("unpermute_bwd", input_bwd.numel(), prob is None)
+    plan = planned(numbers, *tensors)
+    if plan is not None:
+        return plan(input_bwd, input_fwd, row_id_map, prob)  # type: ignore[no-any-return]
     tokens = input_bwd.shape[0]
     top_k = 1 if prob is None else prob.shape[-1]
     check_map("unpermute_bwd", input_bwd, row_id_map, tokens, top_k)
@@ -88,12 +83,10 @@ def unpermute_bwd(
         )
     if prob is not None:
         check_prob("unpermute_bwd", input_bwd, prob, tokens, top_k)
-    if key is not None:
-        run = implementation("unpermute_bwd", input_bwd)
-        grads: tuple[Tensor, Tensor] = run(input_bwd, input_fwd, row_id_map, prob)
-        keep_plan(key, "unpermute_bwd", input_bwd, input_fwd, row_id_map, prob)
-        return grads
-    return unpermute_bwd_op(input_bwd, input_fwd, row_id_map, prob)
+    arguments = (input_bwd, input_fwd, row_id_map, prob)
+    if direct(*tensors):
+        return run("unpermute_bwd", numbers, tensors, *arguments)  # type: ignore[no-any-return]
+    return unpermute_bwd_op(*arguments)
 
 
 def check_prob(name: str, x: Tensor, prob: Tensor | None, tokens: int, top_k: int) -> None:

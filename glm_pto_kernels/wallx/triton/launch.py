@@ -8,16 +8,18 @@ us).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import reduce
+from functools import partial, reduce
+from itertools import accumulate
 from operator import or_
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch._C._dynamo.guards import _empty_strided_cuda
 
 # The compiled kernel's launch signature is Triton's own business; this is the release it was checked with.
-DIRECT = triton.__version__.startswith("3.6.")
+DIRECT = triton.__version__.startswith("3.6.") and torch.version.cuda is not None
 ALIGNMENT = 16
 
 
@@ -145,11 +147,28 @@ def dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
-def empty_rows(x: Tensor, rows: int) -> Tensor:
-    """New dense memory for ``rows`` rows like those of ``x``; ``empty_like`` takes a third less host time."""
-    if rows == x.shape[0] and x.is_contiguous():
-        return torch.empty_like(x)
-    return x.new_empty((rows, x.shape[1]))
+def new_rows(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
+    """What makes dense memory of this shape, on the device and, if none is named, of the type of ``like``.
+
+    On the current GPU by the call that torch.compile's programs allocate with, which takes half the host
+    time of ``empty_like``.
+    """
+    shape, kind = tuple(map(int, shape)), dtype or like.dtype
+    anywhere = partial(torch.empty, shape, dtype=kind, device=like.device)
+    if torch.version.cuda is None or not like.is_cuda:
+        return anywhere
+    device, memory = like.get_device(), (shape, dense_strides(shape), kind)
+
+    def made() -> Tensor:
+        return _empty_strided_cuda(*memory) if _current_device() == device else anywhere()
+
+    return made
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides, in elements."""
+    strides = accumulate(reversed(shape[1:]), lambda size, width: size * max(width, 1), initial=1)
+    return tuple(strides)[::-1]
 
 
 def power_of_2(n: int) -> int:

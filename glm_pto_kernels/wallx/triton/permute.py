@@ -15,9 +15,9 @@ from glm_pto_kernels.wallx.triton.launch import (
     Kernel,
     Variant,
     dense_rows,
-    empty_rows,
     floor_power_of_2,
     mark_complete,
+    new_rows,
     power_of_2,
     rows_for,
 )
@@ -173,10 +173,10 @@ def permute_plan(
     found = PERMUTE.variants.get(key)
     made = found or variant(key, x, top_k, rank, chunk, spread, mask_negative, few)
     launch = made.bound(made.grid(tokens), (tokens, rows, chunks))
+    permuted, map_of_rows = new_rows(x, rows, x.shape[1]), new_rows(indices, slots, dtype=torch.int32)
 
     def run(x: Tensor, indices: Tensor, workspace: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        out = empty_rows(x, rows)
-        row_map = indices.new_empty(slots, dtype=torch.int32)
+        out, row_map = permuted(), map_of_rows()
         kept = list(workspace)
         table = indices
         if rank:

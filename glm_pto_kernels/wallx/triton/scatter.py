@@ -20,8 +20,8 @@ from glm_pto_kernels.wallx.triton.launch import (
     Kernel,
     Variant,
     dense_rows,
-    empty_rows,
     is_complete,
+    new_rows,
     power_of_2,
     rows_for,
 )
@@ -146,9 +146,10 @@ def permute_with_map_plan(
     if dense_rows(x) is not x:
         return None
     scatter = scatter_plan(x, row_id_map, None, x, rows, top_k, zero_prob=False)
+    placed = new_rows(x, rows, x.shape[1])
 
     def run(x: Tensor, row_id_map: Tensor) -> Tensor:
-        out = empty_rows(x, rows)
+        out = placed()
         # Unused pointers still need an address.
         scatter(x, row_id_map, row_id_map, x, out, row_id_map)
         return out
@@ -182,10 +183,10 @@ def unpermute_bwd_plan(
         grad, row_id_map, prob if weighted else None, y if weighted else grad, rows, top_k,
         zero_prob=not weighted,
     )  # fmt: skip
+    rows_of_grad, weights_of_grad = new_rows(y, *y.shape), new_rows(grad, tokens, top_k, dtype=torch.float32)
 
     def run(grad: Tensor, y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> tuple[Tensor, Tensor]:
-        act_grad = empty_rows(y, rows)
-        prob_grad = torch.empty((tokens, top_k), dtype=torch.float32, device=grad.device)
+        act_grad, prob_grad = rows_of_grad(), weights_of_grad()
         if weighted and prob is not None:
             scatter(grad, row_id_map, prob, y, act_grad, prob_grad)
         else:
@@ -205,6 +206,7 @@ def scatter_plan(
     few = slots <= (1024 if kind is None else 4096)
     like, strides = (x.get_device(), x.dtype, x.shape[1]), (x.stride(0), y.stride(0))
     launches: dict[int, Callable[..., None]] = {}
+    slots_by_row = new_rows(row_map, rows_out, dtype=torch.int32)
 
     def made(check: int) -> Callable[..., None]:
         key = (*like, *strides, top_k, kind, zero_prob, check, few)
@@ -217,7 +219,7 @@ def scatter_plan(
     def run(x: Tensor, row_map: Tensor, prob: Tensor, y: Tensor, out: Tensor, prob_grad: Tensor) -> None:
         check = 0 if is_complete(row_map, rows_out) else unknown
         launch = launches.get(check) or made(check)
-        slots_of = torch.empty(rows_out, dtype=torch.int32, device=out.device) if check == 2 else row_map
+        slots_of = slots_by_row() if check == 2 else row_map
         launch(x, row_map, prob, y, out, prob_grad, slots_of)
         if check == 2:
             zero_unmapped(row_map, slots_of, out)

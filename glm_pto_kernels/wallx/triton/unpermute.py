@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, empty_rows, power_of_2, rows_for
+from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, new_rows, power_of_2, rows_for
 
 
 @triton.jit(do_not_specialize=["tokens", "rows_in"])
@@ -61,7 +61,7 @@ Plan = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def unpermute(y: Tensor, row_id_map: Tensor, prob: Tensor | None, tokens: int, top_k: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.unpermute``."""
     if top_k == 0 or tokens == 0 or y.shape[1] == 0:
-        return empty_rows(y, tokens).zero_()
+        return y.new_zeros(tokens, y.shape[1])
     y, row_id_map = dense_rows(y), row_id_map.contiguous()
     prob = None if prob is None or top_k == 1 else prob.contiguous()
     plan = unpermute_plan(y, row_id_map, prob, tokens, top_k)
@@ -85,9 +85,10 @@ def unpermute_plan(
     key = (y.get_device(), y.dtype, hidden, y.stride(0), top_k, kind, size)
     made = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
     launch = made.bound(made.grid(tokens), (tokens, y.shape[0]))
+    rows = new_rows(y, tokens, hidden)
 
     def run(y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> Tensor:
-        out = empty_rows(y, tokens)
+        out = rows()
         # An unused pointer still needs an address.
         launch(y, row_id_map, row_id_map if prob is None else prob, out)
         return out

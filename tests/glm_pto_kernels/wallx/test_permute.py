@@ -363,20 +363,3 @@ def test_F2_offsets_beyond_31_bits(place):
     assert torch.equal(permuted[last], x[-5:])
     assert torch.equal(wallx.unpermute(permuted, row_map, None, tokens, 1), x)
     assert torch.equal(wallx.unpermute_bwd(x, permuted, row_map, None)[0], permuted)
-
-
-@pytest.mark.parametrize("rows", [3, 5])
-@pytest.mark.parametrize("layout", ["dense", "transposed", "cut", "gradient"])
-def test_new_rows_are_dense_whatever_they_are_modelled_on(rows, layout):
-    launch = pytest.importorskip("glm_pto_kernels.wallx.triton.launch")
-    x = {
-        "dense": torch.zeros(3, 4, dtype=torch.half),
-        "transposed": torch.zeros(4, 3, dtype=torch.half).t(),
-        "cut": torch.zeros(3, 9, dtype=torch.half)[:, 1:5],
-        "gradient": torch.nn.Parameter(torch.zeros(3, 4, dtype=torch.half)),
-    }[layout]
-    out = launch.empty_rows(x, rows)
-    assert out.shape == (rows, 4)
-    assert out.stride() == (4, 1)
-    assert out.dtype == torch.half
-    assert not out.requires_grad
