@@ -60,7 +60,6 @@ def command(
     On a terminal the files stand side by side. In a pipe or a FILE it is a unified diff, byte for byte: read
     it in a review, or apply it from the tree's folder with `git apply` or `patch -p1 --binary`.
     """
-    options.settle(report, trees, python)
     which: Literal["auto", "pending", "applied"]
     which = "auto" if applied is None else "applied" if applied else "pending"
     found = glm_pto.diff(trees, glm_pto.Options(sites, skip), which=which, python=python)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-import glm_pto
 from glm_pto.cli import options, present
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ def command(report: Report, trees: tuple[Path, ...], python: Path | None) -> int
     environment, the state of each TREE, compile caches that may hold code from before the edit, and what to
     do before glm-pto is uninstalled. The exit code is 0 whatever is found.
     """
-    with suppress(glm_pto.Refusal, glm_pto.WriteFailure):  # its facts tell
-        options.settle(report, trees, python)
     from glm_pto.cli import machine
 
     return present.examined(report, machine.examine(trees, python))

@@ -51,7 +51,7 @@ def of_trees(trees: Sequence[TreeReport], action: str | None) -> dict[str, Any]:
 
 
 def of_failure(
-    action: str, code: int, problems: Sequence[str], findings: Sequence[Finding]
+    action: str, code: int, problems: Sequence[str], findings: Sequence[Finding], notes: Sequence[str]
 ) -> dict[str, Any]:
     """What is printed instead where a command is refused or fails."""
     return {
@@ -61,6 +61,7 @@ def of_failure(
             "exit": code,
             "problems": list(problems),
             "sites": [of_finding(f) for f in findings],
+            "notes": list(notes),
         },
     }
 
@@ -139,5 +140,6 @@ def of_diff(found: DiffResult) -> dict[str, Any]:
                 ],
             }
             for root, files in found.trees
-        ]
+        ],
+        "notes": list(found.notes),
     }

@@ -32,7 +32,6 @@ def command(report: Report, site: str, trees: tuple[Path, ...], python: Path | N
     In every TREE: where the statements were looked for, what was found there, and whether a decode step of
     GLM-4.5 runs through it. Without a TREE, and with no known package installed, only the recipe is told.
     """
-    options.settle(report, trees, python)
     from glm_pto.cli import story
     from glm_pto.codemods import recipes
 

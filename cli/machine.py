@@ -207,6 +207,8 @@ def states(found: Sequence[TreeReport], python: Path | None) -> Iterator[Fact]:
         lacking = kernels.problem(tree.root, functions, python)
         if lacking is not None:
             yield Fact("trees", "operator layer", lacking, "problem")
+        for note in tree.notes:
+            yield Fact("trees", "note", note, "note")
 
 
 def surveyed(trees: Sequence[Path], python: Path | None) -> tuple[tuple[TreeReport, ...], tuple[Fact, ...]]:

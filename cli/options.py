@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,17 +111,6 @@ def _reported(function: Command, flags: tuple[Command, ...]) -> Command:
     return run
 
 
-def settle(report: Report, trees: tuple[Path, ...], python: Path | None) -> None:
-    """Finish or roll back what an interrupted run left, and say so where the report has no notes on trees."""
-    from glm_pto.codemods import operations
-    from glm_pto.codemods.findings import UsageError
-
-    with suppress(UsageError):  # of which the command itself will tell
-        for tree in operations.settled(trees, python):
-            for note in tree.notes:
-                report.aside(note)
-
-
 def _target(trees: tuple[Path, ...], python: Path | None) -> str:
     """The words of the command line that named the trees, for commands that a message recommends."""
     import shlex
@@ -168,7 +156,7 @@ def _guarded(report: Report, work: Callable[[], int | None]) -> int:
         with report.waiting():
             return work() or 0
     except Refusal as refusal:
-        return report.failed("refused", 3, refusal.problems, refusal.findings)
+        return report.failed("refused", 3, refusal.problems, refusal.findings, refusal.notes)
     except UsageError as error:
         return report.failed("usage", 2, (str(error),))
     except Unwritten as error:  # the work is done: 4 would say that it was taken back

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,16 @@ def surveyed(report: Report, result: Result, check: bool, reached: bool) -> int:
     return report.trees(result.trees, action=None, code=1 if short else 0, closing=closing)
 
 
+def asides(report: Report, notes: Iterable[str]) -> None:
+    """What was done to the trees before, where standard output is for something else."""
+    for note in notes:
+        report.aside(note)
+
+
 def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> int:
     """Report of diff: a patch in a pipe or a file, a side view on a terminal."""
+    if not report.json:
+        asides(report, found.notes)
     if output is not None:
         try:
             output.write_bytes(found.patch)

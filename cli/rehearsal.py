@@ -38,10 +38,10 @@ class Trial:
         return not self.ran or (self.off == 0 and self.calls == 1 and self.on <= self.allowed)
 
 
-def rehearse(targets: Sequence[Path], python: Path | None) -> tuple[Trial, ...]:
+def rehearse(settled: Sequence[trees.Tree], python: Path | None) -> tuple[Trial, ...]:
     """Run every guard of the trees; `Refusal` where the Python has no torch or no fitting operator layer."""
     found: list[Trial] = []
-    for tree in trees.find(targets, python):
+    for tree in settled:
         layer = kernels.find(tree.root, (), trees.search_path(python) if python else None)
         guards = verify.guards(tree)
         if layer is None:

@@ -108,9 +108,14 @@ class Report:
         return code
 
     def failed(
-        self, action: str, code: int, problems: Sequence[str], findings: Sequence[Finding] = ()
+        self,
+        action: str,
+        code: int,
+        problems: Sequence[str],
+        findings: Sequence[Finding] = (),
+        notes: Sequence[str] = (),
     ) -> int:
-        """A refusal or a failure: all problems to stderr, the last line to stdout.
+        """A refusal or a failure: what was done before and all problems to stderr, the last line to stdout.
 
         Where that cannot be written there is nobody left to tell, but ``code`` still tells.
         """
@@ -118,9 +123,11 @@ class Report:
             from glm_pto.cli import document
 
             with contextlib.suppress(Unwritten):
-                self.document(document.of_failure(action, code, problems, findings))
+                self.document(document.of_failure(action, code, problems, findings, notes))
             return code
         with contextlib.suppress(Unwritten):
+            for note in notes:
+                self.aside(note)
             for problem in problems:
                 first, *rest = problem.splitlines() or [""]
                 self._write(sys.stderr, f"glm-pto {self.command}: {text.plain(first)}\n")

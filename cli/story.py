@@ -36,6 +36,8 @@ def explain(recipe: recipes.Recipe, trees: Sequence[TreeReport]) -> Story:
         ("Looked for in", tuple(looked_for(recipe, {p for t in trees for p in t.packages}))),
     ]
     for tree in trees:
+        if tree.notes:
+            paragraphs.append((f"Of {tree.root}", tree.notes))
         for finding in tree.findings:
             paragraphs.append((f"In {tree.root}", tuple(_found(tree, finding))))
     facts = {

@@ -36,9 +36,10 @@ def command(report: Report, trees: tuple[Path, ...], python: Path | None, run: b
     it must give exactly what the original statements give, switched on the torch reference must be called
     once and agree. That says nothing about the speed or the numbers of an NPU.
     """
-    options.settle(report, trees, python)
     from glm_pto.cli import rehearsal
-    from glm_pto.codemods import verify
+    from glm_pto.codemods import interrupted, verify
 
-    checks = verify.verify(trees, python=python)
-    return present.proved(report, checks, rehearsal.rehearse(trees, python) if run else ())
+    found = interrupted.settled(trees, python)
+    present.asides(report, interrupted.notes(found))
+    checks = verify.verify(found, python=python)
+    return present.proved(report, checks, rehearsal.rehearse(found, python) if run else ())

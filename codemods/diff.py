@@ -23,9 +23,10 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class DiffResult:
-    """Differences by tree root, in the order of the files' paths."""
+    """Differences by tree root, in the order of the files' paths; ``notes`` tell what was done before."""
 
     trees: tuple[tuple[Path, tuple[FileDiff, ...]], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def patch(self) -> bytes:

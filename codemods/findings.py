@@ -109,13 +109,15 @@ class Refusal(Exception):
     """The request is refused and nothing was changed (exit code 3).
 
     ``problems`` lists everything that stands in the way, not only the first; each says what was expected,
-    what was found and what to do next.
+    what was found and what to do next. ``notes`` tell what was done to the trees before: an interrupted run
+    is settled also by a command that is refused.
     """
 
     def __init__(self, *problems: str, findings: tuple[Finding, ...] = ()) -> None:
         self.problems = tuple(dict.fromkeys(problems))
         super().__init__("\n".join(self.problems))
         self.findings = findings
+        self.notes: tuple[str, ...] = ()
 
 
 class Changed(Refusal):

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from glm_pto.codemods import disk, trust
 from glm_pto.codemods.findings import Refusal, WriteFailure
-from glm_pto.codemods.target import CONTROL, Spot, read_only
+from glm_pto.codemods.target import CONTROL, LOCK, Spot, read_only
 
-NAME = "lock"
 #: Seconds to wait for another run before saying that it is busy.
 WAIT = 30.0
 _PAUSE = 0.02
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Names in the hidden folder that need no journal to be removed with it.
-_OURS = (".gitignore", "state.json.new", "journal.json.new", NAME)
+_OURS = (".gitignore", "state.json.new", "journal.json.new", LOCK)
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def hold(folders: disk.Folders, wait: float = WAIT) -> Iterator[int]:
         control, handle = _open(folders)
         try:
             _wait(folders, control, handle, deadline)
-            current = disk.find(control, NAME)
+            current = disk.find(control, LOCK)
             mine = os.fstat(handle)
             if current is not None and (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino):
                 break
@@ -84,7 +83,7 @@ def check_owner(folders: disk.Folders, control: int) -> None:
 def owner(control: int) -> str:
     """Who holds the lock, as far as the lock file tells."""
     try:
-        text = disk.read(control, NAME, 200)[0].decode("ascii", "replace")
+        text = disk.read(control, LOCK, 200)[0].decode("ascii", "replace")
     except (OSError, disk.NotRegular):
         return "another process"
     pid, _, host = text.strip().partition(" ")
@@ -103,7 +102,7 @@ def _open(folders: disk.Folders) -> tuple[int, int]:
                 os.mkdir(CONTROL, 0o755, dir_fd=folders.open(folders.root))
             control = folders.open(home)
             check_owner(folders, control)
-            return control, os.open(NAME, _OPEN, 0o644, dir_fd=control)
+            return control, os.open(LOCK, _OPEN, 0o644, dir_fd=control)
         except FileNotFoundError:
             folders.forget(home)
         except OSError as error:

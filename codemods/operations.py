@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from glm_pto.codemods import recall, state, trees
+from glm_pto.codemods import recall
 from glm_pto.codemods.findings import (
     Action,
     Changed,
@@ -24,6 +24,8 @@ from glm_pto.codemods.findings import (
     UsageError,
     WriteFailure,
 )
+from glm_pto.codemods.interrupted import notes, settled, telling
+from glm_pto.codemods.target import CONTROL
 from glm_pto.codemods.trees import Tree
 
 if TYPE_CHECKING:
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["DiffResult", "Options", "Result", "apply", "diff", "revert", "status"]
 
 Targets = Sequence[str | Path]
-
-#: What the hidden folder holds when no run is under way and none was interrupted.
-AT_REST = frozenset({state.NAME, "lock", ".gitignore"})
 
 
 def status(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:
@@ -67,6 +66,11 @@ def apply(targets: Targets = (), options: Options | None = None, *, python: Path
 
 def _apply(targets: Targets, asked: Options, python: Path | None) -> Result:
     found = settled(targets, python)
+    with telling(found):
+        return _apply_to(found, asked, python)
+
+
+def _apply_to(found: Sequence[Tree], asked: Options, python: Path | None) -> Result:
     done = [report for tree in found if (report := _as_wanted(tree, asked, python)) is not None]
     if len(done) == len(found):
         return Result(tuple(done), "apply", False)
@@ -89,9 +93,11 @@ def _revert(targets: Targets, asked: Options, python: Path | None) -> Result:
     from glm_pto.codemods.survey import choose
 
     choose(asked)
-    prepared = [prepare_revert(tree, asked) for tree in settled(targets, python)]
-    told = [replace(one, report=origin.annotate(one.report)) for one in prepared]
-    return _run("revert", told, asked)
+    found = settled(targets, python)
+    with telling(found):
+        prepared = [prepare_revert(tree, asked) for tree in found]
+        told = [replace(one, report=origin.annotate(one.report)) for one in prepared]
+        return _run("revert", told, asked)
 
 
 def diff(
@@ -103,53 +109,36 @@ def diff(
 ) -> DiffResult:
     """What apply would change ("pending"), what is applied, or the first of these that is not empty."""
     from glm_pto.codemods.diff import DiffResult, file_diff
-    from glm_pto.codemods.prepare import prepare_apply, prepare_revert
     from glm_pto.codemods.survey import choose
 
     asked = options or Options()
     if which not in ("auto", "pending", "applied"):
         raise UsageError(f"which={which!r}: choose from auto, pending, applied")
-    chosen = choose(asked)
-    found = []
-    for tree in settled(targets, python):
-        changes: Sequence[FileChange] = ()
-        if which != "applied":
-            prepared = prepare_apply(tree, chosen, asked, python, check_layer=False)
-            if prepared.problems:
-                raise Refusal(*prepared.problems, findings=prepared.report.findings)
-            changes = prepared.changes
-        if which == "applied" or (which == "auto" and not changes):
-            taken = prepare_revert(tree, replace(asked, force=True))  # an edited guard is shown too
-            if taken.problems:
-                raise Refusal(*taken.problems, findings=taken.report.findings)
-            changes = [_reverse(c) for c in taken.changes]
-        files = [file_diff(c.path.relative_to(tree.root).as_posix(), c.before, c.after) for c in changes]
-        found.append((tree.root, tuple(files)))
-    return DiffResult(tuple(found))
+    choose(asked)
+    found = settled(targets, python)
+    patches = []
+    with telling(found):
+        for tree in found:
+            changes = _differences(tree, asked, which, python)
+            files = [file_diff(c.path.relative_to(tree.root).as_posix(), c.before, c.after) for c in changes]
+            patches.append((tree.root, tuple(files)))
+    return DiffResult(tuple(patches), notes(found))
 
 
-def settled(targets: Targets, python: Path | None = None) -> tuple[Tree, ...]:
-    """The trees, once what an interrupted run left in them is finished or rolled back; their notes tell."""
-    found = []
-    for tree in trees.find(targets, python):
-        hidden = tree.root / ".glm-pto"
-        if os.path.lexists(hidden) and not _at_rest(hidden):
-            from glm_pto.codemods import transaction
+def _differences(tree: Tree, asked: Options, which: str, python: Path | None) -> Sequence[FileChange]:
+    from glm_pto.codemods.prepare import prepare_apply, prepare_revert
+    from glm_pto.codemods.survey import choose
 
-            recovery = transaction.recover(tree.root)
-            if recovery:
-                tree = replace(tree, notes=(*tree.notes, recovery.message, *recovery.notes))
-        found.append(tree)
-    return tuple(found)
-
-
-def _at_rest(hidden: Path) -> bool:
-    """A hidden folder with a state and nothing else to see to; spares most calls the import of the writer."""
-    try:
-        names = set(os.listdir(hidden))  # noqa: PTH208 - names only, and no object for each
-    except OSError:
-        return False
-    return state.NAME in names and names <= AT_REST and not hidden.is_symlink()
+    if which != "applied":
+        prepared = prepare_apply(tree, choose(asked), asked, python, check_layer=False)
+        if prepared.problems:
+            raise Refusal(*prepared.problems, findings=prepared.report.findings)
+        if which == "pending" or prepared.changes:
+            return prepared.changes
+    taken = prepare_revert(tree, replace(asked, force=True))  # an edited guard is shown too
+    if taken.problems:
+        raise Refusal(*taken.problems, findings=taken.report.findings)
+    return [_reverse(c) for c in taken.changes]
 
 
 def _once_more(work: Callable[[], Result]) -> Result:
@@ -229,7 +218,7 @@ def _put_back(action: str, one: Prepared) -> str:
 
 def _write(action: str, one: Prepared) -> Prepared:
     """Carry one tree out; what the user should know becomes notes of its report."""
-    outdated = action == "revert" and os.path.lexists(one.tree.root / ".glm-pto")
+    outdated = action == "revert" and os.path.lexists(one.tree.root / CONTROL)
     if not one.changes and not outdated:
         return one
     from glm_pto import __version__

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glm_pto.codemods import disk, reading, seal, trust
 from glm_pto.codemods.findings import FileChange
-from glm_pto.codemods.target import CONTROL
+from glm_pto.codemods.target import CONTROL, LOCK
 
 NAME = "state.json"
 _KIND = "state"
 _FORMAT = 1
+_AT_REST = frozenset({NAME, LOCK, ".gitignore"})
 #: The marker of a guard (`glm_pto.codemods.guard.MARKER`), in bytes of any codec that keeps ASCII.
 _MARKER = re.compile(rb"  # glm-pto: ([a-z_]+) \d+ [0-9a-f]{8}[ \t]*[\r\n]")
 
@@ -62,6 +63,11 @@ class StateRead:
 
     record: Record | None
     problem: str = ""
+
+
+def at_rest(names: Set[str]) -> bool:
+    """Are these the names in a hidden folder when no run is under way and none was interrupted?"""
+    return NAME in names and names <= _AT_REST
 
 
 def load(root: Path) -> StateRead:

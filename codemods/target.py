@@ -14,6 +14,8 @@ from glm_pto.codemods.findings import Refusal
 
 #: The hidden folder beside the packages that holds lock, journal and state.
 CONTROL = ".glm-pto"
+#: The file in it that a run locks.
+LOCK = "lock"
 #: FS_IOC_GETFLAGS and two of its flags (linux/fs.h): nobody may replace what has them.
 _GETFLAGS, _IMMUTABLE, _APPEND = 0x80086601, 0x10, 0x20
 

@@ -97,7 +97,7 @@ def _unsettled(folders: disk.Folders) -> bool:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False  # what this user may not see is settled by the next run of its owner
     names = disk.names(control)
-    if state.NAME in names and names <= {state.NAME, lock.NAME, ".gitignore"}:
+    if state.at_rest(names):
         return False
     if names & {journal.OPEN, journal.DONE}:
         return True

@@ -79,10 +79,10 @@ def _node(file: Source, one: guard.Guard) -> ast.If:
     return next(n for n in ast.walk(file.tree) if isinstance(n, ast.If) and n.lineno - 1 == one.header)
 
 
-def verify(targets: Sequence[str | Path] = (), *, python: Path | None = None) -> tuple[Check, ...]:
+def verify(settled: Sequence[trees.Tree], *, python: Path | None = None) -> tuple[Check, ...]:
     """Every check of every guard in the trees; raises `UsageError` where there is no guard at all."""
     found: list[Check] = []
-    for tree in trees.find(targets, python):
+    for tree in settled:
         layer = kernels.find(tree.root, (), trees.search_path(python) if python else None)
         folder = None if layer is None else layer.folder
         record = state.load(tree.root).record

@@ -12,7 +12,6 @@ import pytest
 
 from glm_pto import Options, apply
 from glm_pto.cli import COMMANDS, demo
-from glm_pto.codemods import lock, operations, state
 
 ROOT = Path(__file__).parents[1]
 PARTS = {name: sorted((ROOT / name).rglob("*.py")) for name in ("cli", "codemods", "glm_pto_kernels")}
@@ -183,10 +182,6 @@ def test_a_tree_that_is_as_it_should_be_needs_neither_parser_nor_writer(tmp_path
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
-
-
-def test_what_is_at_rest_is_what_the_writer_says() -> None:
-    assert frozenset({state.NAME, lock.NAME, ".gitignore"}) == operations.AT_REST
 
 
 def test_the_two_links_lead_to_the_folders() -> None:

@@ -75,7 +75,7 @@ def test_every_pair_agrees(tree_factory, vllm: str, ascend: str) -> None:
     root = tree_factory(vllm=vllm, ascend=ascend)
     done = apply([root], Options(install_kernels=True))
     standing = [f for tree in done.trees for f in tree.findings if f.state == "applied"]
-    trials = rehearsal.rehearse([root], None)
+    trials = rehearsal.rehearse(trees.find([root]), None)
     assert len(trials) == len(standing) >= 4
     assert [t for t in trials if not t.ran or not t.good] == []
 
@@ -85,6 +85,6 @@ def test_every_pair_agrees(tree_factory, vllm: str, ascend: str) -> None:
 def test_released_pairs_agree(tree_factory, vllm: str, ascend: str | None) -> None:
     root = tree_factory(vllm=vllm, ascend=ascend)
     apply([root], Options(install_kernels=True))
-    trials = rehearsal.rehearse([root], None)
+    trials = rehearsal.rehearse(trees.find([root]), None)
     assert len(trials) == (5 if ascend else 3)
     assert [t for t in trials if not t.ran or not t.good] == []

@@ -10,7 +10,7 @@ import pytest
 
 from glm_pto import apply, revert, status
 from glm_pto.cli import releases
-from glm_pto.codemods import verify
+from glm_pto.codemods import trees, verify
 from glm_pto.codemods.findings import Finding, State
 
 from .conftest import LightTree
@@ -59,7 +59,7 @@ def test_guards_and_reverts(light_tree: LightTree, vllm: str, ascend: str | None
         assert endings(after[path]) == endings(before[path])
     assert len(changed) == len({f.file for f in edited})
 
-    refuted = [c for c in verify.verify([root]) if c.ok is False]
+    refuted = [c for c in verify.verify(trees.find([root])) if c.ok is False]
     assert not refuted, refuted
     assert not apply([root]).changed, "a second apply changes something"
     revert([root])

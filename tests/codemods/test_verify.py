@@ -10,7 +10,7 @@ import pytest
 
 from glm_pto import Options, UsageError, apply
 from glm_pto.cli import demo
-from glm_pto.codemods import signatures, verify
+from glm_pto.codemods import signatures, trees, verify
 
 MODEL = "vllm/model_executor/models/glm4_moe.py"
 SELECTOR = "vllm_ascend/ops/fused_moe/experts_selector.py"
@@ -25,11 +25,11 @@ def applied(tmp_path: Path) -> Path:
 
 def failed(root: Path) -> set[tuple[str, str]]:
     """(site, check) of everything that is refuted."""
-    return {(c.site, c.name) for c in verify.verify([root]) if c.ok is False}
+    return {(c.site, c.name) for c in verify.verify(trees.find([root])) if c.ok is False}
 
 
 def undecided(root: Path) -> set[tuple[str, str]]:
-    return {(c.site, c.name) for c in verify.verify([root]) if c.ok is None}
+    return {(c.site, c.name) for c in verify.verify(trees.find([root])) if c.ok is None}
 
 
 def change(file: Path, *pairs: tuple[str, str]) -> None:
@@ -41,7 +41,7 @@ def change(file: Path, *pairs: tuple[str, str]) -> None:
 
 
 def test_every_check_of_every_guard_holds_after_apply(applied: Path) -> None:
-    checks = verify.verify([applied])
+    checks = verify.verify(trees.find([applied]))
     assert len(checks) == 5 * len(verify.CHECKS)
     assert {c.name for c in checks} == set(verify.CHECKS)
     assert [c for c in checks if not c.ok] == []
@@ -50,7 +50,7 @@ def test_every_check_of_every_guard_holds_after_apply(applied: Path) -> None:
 def test_a_tree_without_guards_is_a_wrong_request(tmp_path: Path) -> None:
     demo.write(tmp_path)
     with pytest.raises(UsageError, match="no guard to verify"):
-        verify.verify([tmp_path])
+        verify.verify(trees.find([tmp_path]))
 
 
 def test_refutes_a_guard_that_uses_an_unbound_name(applied: Path) -> None:
