@@ -84,13 +84,11 @@ def excerpt(path: Path, line: int) -> Iterator[str]:
 
 def conditions(site: str) -> tuple[str, ...]:
     """The reasons for which the layer leaves an operator to the original code, read from its source."""
-    file = Path(glm_pto.__file__).resolve().parent.parent / recipes.KERNELS / "ops" / f"{site}.py"
-    if not file.is_file():
-        return ()
-    functions = [n for n in ast.walk(ast.parse(file.read_bytes())) if isinstance(n, ast.FunctionDef)]
-    reasons = [
-        r for f in functions if f.name.startswith("_") or f.name.endswith("_refusal") for r in _texts(f)
-    ]
+    layer = Path(glm_pto.__file__).resolve().parent.parent / recipes.KERNELS
+    files = [layer / part / f"{site}.py" for part in ("ops", "facts")]
+    trees = [ast.parse(file.read_bytes()) for file in files if file.is_file()]
+    functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    reasons = [reason for function in functions for reason in _texts(function)]
     return tuple(dict.fromkeys(reasons))
 
 

@@ -113,6 +113,8 @@ def test_explain_shows_the_nearest_candidate_of_a_moved_site(run, tree: Path) ->
 
 def test_conditions_come_from_the_layers_source() -> None:
     assert "the gate has a bias" in story.conditions("gate")
+    asked = story.conditions("attention_pre")  # the facts of its layer have a module of their own
+    assert {"the attention has no q and k norm", "the norms are not bf16"} <= set(asked)
     assert story.conditions("no_such_site") == ()
 
 
