@@ -12,23 +12,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, notice
+from glm_pto_kernels.facts.paged_attention import unfit, unfit_step
 from glm_pto_kernels.layers import NONE
 from glm_pto_kernels.verdicts import keep
 
-BF16, CHOICES = torch.bfloat16, backends.CHOICES
+CHOICES = backends.CHOICES
 # Probabilities and values in bf16 with fp32 sums, relative to the largest output.
 TOLERANCE = 2.0**-6
-IMPLEMENTATION = "AscendAttentionBackendImpl"  # its 310P, FA3, C8 and context-parallel subclasses stay native
-# Attributes of the implementation, over all releases, that must be missing, None or false (never asked for
-# their truth: slopes and sinks are tensors on the device).
-ABSENT = (
-    "sliding_window",
-    "alibi_slopes",
-    "sinks",
-    "logits_soft_cap",
-    "enable_hamming_sparse",
-    "pcp_enabled",
-)
 _KEPT = "_glm_pto_paged_attention"
 _COPY = "_glm_pto_lengths"
 
@@ -62,66 +52,6 @@ def reference(
     return out
 
 
-def _reason(impl: Any, query: torch.Tensor) -> str | None:
-    choice = CHOICES["paged_attention"]
-    if choice.native is not None:
-        return choice.native
-    if type(impl).__name__ != IMPLEMENTATION:
-        return "the attention implementation is a variant"
-    known = getattr(impl, "__dict__", NONE)
-    for name in ABSENT:
-        if known.get(name) is not None and known[name] is not False:
-            return "the attention has a window, alibi slopes, sinks, a cap, sparsity or context parallelism"
-    if known.get("attn_type", "decoder") != "decoder":
-        return "the attention is not a decoder's"
-    if getattr(query, "dtype", None) is not BF16 or query.dim() != 3:
-        return "the query is not bf16 [tokens, heads, dim]"
-    if choice.off_cpu and query.is_cpu:
-        return "the query is on the CPU"
-    keys, values = known.get("key_cache"), known.get("value_cache")
-    if getattr(keys, "dtype", None) is not BF16 or getattr(values, "dtype", None) is not BF16:
-        return "there are no bf16 caches"
-    return _reason_of_shapes(choice, query, keys, values, known.get("num_kv_heads"))
-
-
-def _dense_in_blocks(cache: torch.Tensor) -> bool:
-    """Whether every block is dense, and the blocks lie a whole number of blocks apart (vllm-ascend 0.30)."""
-    _, block, heads, dim = cache.shape
-    apart, *inside = cache.stride()
-    return inside == [heads * dim, dim, 1] and apart > 0 and apart % (block * heads * dim) == 0
-
-
-def _reason_of_step(query: torch.Tensor, attn_metadata: Any) -> str | None:
-    step = getattr(attn_metadata, "__dict__", NONE)
-    if step.get("causal") is False:
-        return "the attention is not causal"
-    if step.get("seq_lens") is None or step.get("block_tables") is None:
-        return "the metadata has no seq_lens and block_tables"
-    if not query.is_cpu and notice.capturing():
-        return "a graph is being captured"
-    return None
-
-
-def _reason_of_shapes(
-    choice: backends.Choice, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_heads: Any
-) -> str | None:
-    if keys.dim() != 4 or keys.shape != values.shape:
-        return "the caches are not [blocks, block, kv_heads, dim]"
-    if choice.caches == "dense" and not (keys.is_contiguous() and values.is_contiguous()):
-        return "the caches are strided views"
-    if choice.caches == "blocks" and not (_dense_in_blocks(keys) and _dense_in_blocks(values)):
-        return "the caches are strided views whose blocks do not lie a whole number of blocks apart"
-    _, block, heads_of_cache, dim = keys.shape
-    _, heads, dim_of_query = query.shape
-    if heads_of_cache != kv_heads or not kv_heads or dim != dim_of_query:
-        return "the caches do not fit the query"
-    if block != 128 or dim != 128 or not (heads == 12 * kv_heads or (kv_heads == 1 and heads in (3, 6))):
-        return "the heads are not GLM-4.5's: 12 a kv head of 128, in blocks of 128 tokens"
-    return choice.refusal(
-        (heads, kv_heads, dim), heads=heads, kv_heads=kv_heads, head_dim=dim, block_size=block
-    )
-
-
 def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any) -> bool:
     """Whether `paged_attention` may stand in for this call: static facts, and that no graph is captured.
 
@@ -137,7 +67,7 @@ def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any
     if kept is not None and kept[0] is choice and kept[1]() is keys:
         verdict = kept[2]
     else:
-        verdict = keep(impl, _KEPT, _reason(impl, query) is None, choice, keys)
+        verdict = keep(impl, _KEPT, unfit(impl, query) is None, choice, keys)
     step = getattr(attn_metadata, "__dict__", NONE)
     if not verdict or step.get("seq_lens") is None or step.get("block_tables") is None:
         return False
@@ -146,7 +76,7 @@ def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any
 
 def paged_attention_refusal(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
     """Why `paged_attention_supported` is false, or None."""
-    return _reason(impl, query) or _reason_of_step(query, attn_metadata)
+    return unfit(impl, query) or unfit_step(query, attn_metadata)
 
 
 def paged_attention(
