@@ -155,44 +155,22 @@ def _paged_attention(
 
 
 @_paged_attention.register_fake
-def _(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    output: torch.Tensor,
-    scale: float,
-) -> None:
+def _(*_arguments: Any) -> None:
     return None
 
 
-def _torch(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    output: torch.Tensor,
-    scale: float,
-) -> None:
-    output.copy_(reference(query, key_cache, value_cache, block_tables, seq_lens, scale))
+def _torch(*arguments: Any) -> None:
+    *inputs, output, scale = arguments
+    output.copy_(reference(*inputs, scale))
 
 
 def _largest(values: torch.Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
 
 
-def _compare(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    output: torch.Tensor,
-    scale: float,
-) -> tuple[float, float]:
-    expected = reference(query, key_cache, value_cache, block_tables, seq_lens, scale).float()
+def _compare(*arguments: Any) -> tuple[float, float]:
+    *inputs, seq_lens, output, scale = arguments
+    expected = reference(*inputs, seq_lens, scale).float()
     written = output.float()[seq_lens > 0]  # a kernel may leave the row of an empty request as it is
     return _largest(written - expected[seq_lens > 0]), TOLERANCE * _largest(expected)
 

@@ -6,6 +6,8 @@ upstream's ``moe_gating_top_k`` is as fast.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -138,6 +140,12 @@ def select_experts(
     )
 
 
+def _outputs(router_logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (router_logits.shape[0], top_k)
+    weights = router_logits.new_empty(shape, dtype=torch.float32)
+    return weights, router_logits.new_empty(shape, dtype=torch.int32)
+
+
 @torch.library.custom_op("glm_pto::select_experts", mutates_args=())
 def _select_experts(
     router_logits: torch.Tensor,
@@ -148,12 +156,10 @@ def _select_experts(
     bias: torch.Tensor | None,
     routed_scaling_factor: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = router_logits.shape[0]
-    weights = router_logits.new_empty((rows, top_k), dtype=torch.float32)
-    ids = router_logits.new_empty((rows, top_k), dtype=torch.int32)
+    weights, ids = _outputs(router_logits, top_k)
     if bias is None:
         bias = router_logits.new_zeros(router_logits.shape[1])
-    if rows:
+    if router_logits.shape[0]:
         logits = router_logits.contiguous()
         backends.run(
             "select_experts",
@@ -170,48 +176,22 @@ def _select_experts(
 
 
 @_select_experts.register_fake
-def _(
-    router_logits: torch.Tensor,
-    top_k: int,
-    renormalize: bool,
-    topk_group: int,
-    num_expert_group: int,
-    bias: torch.Tensor | None,
-    routed_scaling_factor: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (router_logits.shape[0], top_k)
-    return router_logits.new_empty(shape, dtype=torch.float32), router_logits.new_empty(
-        shape, dtype=torch.int32
-    )
+def _(router_logits: torch.Tensor, top_k: int, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(router_logits, top_k)
 
 
-def _torch(
-    router_logits: torch.Tensor,
-    top_k: int,
-    renormalize: bool,
-    topk_group: int,
-    num_expert_group: int,
-    bias: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-) -> None:
-    weights, ids = reference(router_logits, top_k, renormalize, topk_group, num_expert_group, bias)
+def _torch(*arguments: Any) -> None:
+    *inputs, topk_weights, topk_ids = arguments
+    weights, ids = reference(*inputs)
     topk_weights.copy_(weights)
     topk_ids.copy_(ids)
 
 
-def _compare(
-    router_logits: torch.Tensor,
-    top_k: int,
-    renormalize: bool,
-    topk_group: int,
-    num_expert_group: int,
-    bias: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-) -> tuple[float, float]:
+def _compare(*arguments: Any) -> tuple[float, float]:
+    *inputs, topk_weights, topk_ids = arguments
+    router_logits, _, renormalize, _, _, bias = inputs
     # Two experts with equal scores may stand in either order, so the chosen scores are compared, not the ids.
-    _, expected = reference(router_logits, top_k, renormalize, topk_group, num_expert_group, bias)
+    _, expected = reference(*inputs)
     score = router_logits.sigmoid()
     choice = score + bias.to(score.dtype)
     ids = topk_ids.long()

@@ -144,26 +144,14 @@ def _(
     return hidden_states.new_empty(hidden_states.shape)
 
 
-def _torch(
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor,
-    result: torch.Tensor,
-) -> None:
-    result.copy_(reference(hidden_states, w13, w13_scale, w2, w2_scale))
+def _torch(*arguments: Any) -> None:
+    *inputs, result = arguments
+    result.copy_(reference(*inputs))
 
 
-def _compare(
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor,
-    result: torch.Tensor,
-) -> tuple[float, float]:
-    expected = reference(hidden_states, w13, w13_scale, w2, w2_scale).float()
+def _compare(*arguments: Any) -> tuple[float, float]:
+    *inputs, result = arguments
+    expected = reference(*inputs).float()
     return (result.float() - expected).abs().max().item(), TOLERANCE * expected.abs().max().item()
 
 
