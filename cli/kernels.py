@@ -101,11 +101,12 @@ def _checkout() -> ModuleType:
         return sys.modules[name]
     package = find_spec("glm_pto_kernels")
     folders = (package.submodule_search_locations or ()) if package else ()
-    path = next((Path(f) / "checkout.py" for f in folders if (Path(f) / "checkout.py").is_file()), None)
+    paths = (Path(folder, "checkout", "__init__.py") for folder in folders)
+    path = next((path for path in paths if path.is_file()), None)
     spec = spec_from_file_location(name, path) if path else None
     if spec is None or spec.loader is None:
         raise Refusal(
-            "the operator layer found here is not glm-pto's: no glm_pto_kernels/checkout.py on sys.path",
+            "the operator layer found here is not glm-pto's: no glm_pto_kernels/checkout on sys.path",
             "install glm-pto in this environment, or take the other glm_pto_kernels off sys.path",
         )
     module = module_from_spec(spec)

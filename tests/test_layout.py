@@ -64,7 +64,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node not in late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or "", node not in late
+            own = ".".join(path.relative_to(ROOT).parent.parts) if node.level else ""
+            yield ".".join(filter(None, (own, node.module))), node not in late
 
 
 def _for_types(node: ast.AST) -> bool:
