@@ -130,7 +130,7 @@ _VERBOSE = click.option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="Say more: forms, messages, settings that `reached` rests on, digests.",
+    help="Say more: forms, messages, settings that `reached` rests on, digests, what a check proves.",
 )
 _QUIET = click.option(
     "-q", "--quiet", is_flag=True, help="Print only the last line, where the command has one."

@@ -134,6 +134,8 @@ def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()
         return report.document(document.of_checks(checks, trials), code)
     if not report.quiet:
         report.table(*text.proofs(checks))
+        for line in text.proof_legend(checks) if report.verbose else ():
+            report.line(f"  {line}")
         for line in text.proof_remarks(checks, report.verbose):
             report.line(f"  {line}", style="yellow")
         report.line()

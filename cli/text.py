@@ -208,6 +208,13 @@ def proofs(checks: Sequence[Check]) -> tuple[tuple[str, ...], list[tuple[str, ..
     return ("site", "verdict", *names, "where"), rows
 
 
+def proof_legend(checks: Sequence[Check]) -> list[str]:
+    """What each column of that table proves."""
+    from glm_pto.codemods.verify import CHECKS
+
+    return [f"{name}: {CHECKS[name]}" for name in dict.fromkeys(c.name for c in checks)]
+
+
 def proof_summary(checks: Sequence[Check]) -> str:
     """What the table amounts to, in one sentence."""
     guards = {(c.site, c.file, c.line) for c in checks}

@@ -70,7 +70,6 @@ class FileChange:
     before: bytes | None
     after: bytes | None
     package: str
-    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -201,9 +201,11 @@ def as_written(guard: Guard, condition: str, branch: str) -> bool:
     return guard.digest == (VERSION, _digest(guard.site, VERSION, *_parsed(condition, branch)))
 
 
-def own_lines(source: Source, guard: Guard) -> list[str]:
-    """Our lines of a guard, without their endings."""
-    return [line.rstrip("\r\n") for line in source.lines[guard.header : guard.branch_end]]
+def edited(source: Source, guard: Guard) -> str:
+    """In words: where a guard of ours was edited, how, and what stands there now."""
+    shown = " / ".join(line.strip() for line in source.lines[guard.header : guard.branch_end][:3])
+    where = f"{source.name}:{guard.header + 1}: {guard.site}"
+    return f"{where}: edited inside our lines: {guard.fault}. Found: {shown}"
 
 
 def wrap(source: Source, block: list[ast.stmt], our: list[str], indent: str, unit: str) -> list[str]:

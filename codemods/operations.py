@@ -224,11 +224,9 @@ def _write(action: str, one: Prepared) -> Prepared:
     from glm_pto import __version__
     from glm_pto.codemods import transaction
 
-    outcome = transaction.commit(
-        one.tree.root, one.changes, one.report.packages, __version__, survey=one.memory
-    )
-    return replace(one, report=replace(one.report, notes=(*one.report.notes, *outcome.notes)))
+    told = transaction.commit(one.tree.root, one.changes, one.report.packages, __version__, survey=one.memory)
+    return replace(one, report=replace(one.report, notes=(*one.report.notes, *told)))
 
 
 def _reverse(change: FileChange) -> FileChange:
-    return FileChange(change.path, change.after, change.before, change.package, change.sites)
+    return FileChange(change.path, change.after, change.before, change.package)

@@ -59,12 +59,6 @@ def explain(root: Path, path: str, current: bytes | None, left: state.FileRecord
     )
 
 
-def pristine(root: Path, path: str, current: bytes) -> bool | None:
-    """Are these the bytes that the wheel installed? None where no RECORD tells."""
-    found = _recorded(root, path)
-    return _record_hash(current) in found if found else None
-
-
 def annotate(report: TreeReport) -> TreeReport:
     """The report with what the state and RECORD tell about it; the states of rows come from the text."""
     read = state.load(report.root)

@@ -218,10 +218,9 @@ def _applied(spot: Spot, file: Source, ours: Guard, forms: list[Form]) -> Spot:
 
 
 def _edited(spot: Spot, file: Source, ours: Guard) -> Spot:
-    shown = " / ".join(line.strip() for line in guard.own_lines(file, ours)[:3])
     message = (
-        f"{file.name}:{ours.header + 1}: edited inside our lines: {ours.fault}. Found: {shown}. "
-        "Nothing is thrown away: restore the lines or take the guard out by hand, then run again"
+        f"{guard.edited(file, ours)}. Nothing is thrown away: restore the lines or take the guard out by "
+        "hand, then run again"
     )
     row = replace(spot.finding, state=State.EDITED, line=ours.header + 1, message=message)
     return replace(spot, finding=row)

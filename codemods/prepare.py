@@ -136,18 +136,16 @@ def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tup
     going = [g for g in standing if named is None or g.site in named]
     for found in going:
         if found.fault and not (force and found.orelse):
-            shown = " / ".join(line.strip() for line in guard.own_lines(before, found)[:3])
             raise Unreadable(
-                f"{before.name}:{found.header + 1}: {found.site}: edited inside our lines: {found.fault}. "
-                f"Found: {shown}. See `glm-pto diff --applied`, then take it out by hand or use --force"
+                f"{guard.edited(before, found)}. See `glm-pto diff --applied`, then take it out by hand or "
+                "use --force"
             )
     after = edit.strip(before, {g.site for g in going}, force=force)
     files.put(path, after)
     if after.data == before.data:
         return None, len(standing) - len(going)
-    sites = tuple(dict.fromkeys(g.site for g in going))
     package = path.relative_to(files.tree.root).parts[0]
-    return FileChange(path, before.data, after.data, package, sites), len(standing) - len(going)
+    return FileChange(path, before.data, after.data, package), len(standing) - len(going)
 
 
 def _change(
@@ -166,8 +164,7 @@ def _change(
             problems.append(str(error))
             continue
         if before is not None and after is not None and after.data != before.data:
-            sites = tuple(dict.fromkeys(s.recipe.site for s in here))
-            found.append(FileChange(path, before.data, after.data, here[0].finding.package, sites))
+            found.append(FileChange(path, before.data, after.data, here[0].finding.package))
     return found, problems
 
 

@@ -13,12 +13,6 @@ def function(folder: Path, name: str) -> ast.arguments | None:
     return _find(folder, folder if folder.is_file() else folder / "__init__.py", name, ())
 
 
-def binds(folder: Path, name: str) -> bool:
-    """Does the package bind that name at its top: a function, a class, a variable or an import?"""
-    tree = _parse(folder / "__init__.py")
-    return tree is not None and name in {n for node in tree.body for n in names_bound(node)}
-
-
 def names_bound(node: ast.stmt) -> list[str]:
     """The names that a statement at a module's top level binds, its own blocks included."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -51,11 +51,6 @@ class Record:
     #: The rows of the last complete survey and what they rest on (`glm_pto.codemods.recall`).
     survey: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def installed(self) -> tuple[str, ...]:
-        """Files that glm-pto made, to be removed by the last revert."""
-        return tuple(path for path, file in self.files.items() if file.made)
-
 
 @dataclass(frozen=True)
 class StateRead:

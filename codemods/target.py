@@ -29,11 +29,6 @@ class Spot:
     name: str
 
     @property
-    def ours(self) -> bool:
-        """Does it belong to the hidden folder?"""
-        return self.path.startswith(f"{CONTROL}/")
-
-    @property
     def real(self) -> Path:
         """The real path, for messages."""
         return self.parent / self.name

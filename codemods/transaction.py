@@ -12,7 +12,6 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,7 @@ from glm_pto.codemods import disk, journal, lock, running, settle, state, steps,
 from glm_pto.codemods.findings import Changed, FileChange, Refusal, WriteFailure
 from glm_pto.codemods.settle import Recovery
 
-__all__ = ["Outcome", "Recovery", "commit", "recover"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A commit that succeeded: the files that changed, and what the user should know."""
-
-    changed: tuple[Path, ...]
-    notes: tuple[str, ...] = ()
-    recovery: Recovery | None = None
+__all__ = ["Recovery", "commit", "recover"]
 
 
 def recover(root: Path, *, wait: float = lock.WAIT) -> Recovery | None:
@@ -59,15 +49,16 @@ def commit(
     *,
     survey: Mapping[str, Any] | None = None,
     wait: float = lock.WAIT,
-) -> Outcome:
+) -> tuple[str, ...]:
     """Write ``changes`` to the tree at ``root``, and what they are to its state: all of it or nothing.
 
+    Returns what the user should know.
     Without changes it only brings the state up to date. ``versions`` are those of the packages, ``tool`` that
     of glm-pto; the state keeps both, and ``survey`` for `glm_pto.codemods.recall`. Raises `Refusal` where
     something stands in the way before the first write (a file that is not as the plan read it, a read-only
     one, a link into a cache, another run) and `WriteFailure` after a failure, rolled back.
     """
-    outcome: Outcome | None = None
+    done: tuple[str, ...] | None = None
     try:
         with disk.Folders(root) as folders, _failing(folders, "writing"), lock.hold(folders, wait) as control:
             recovery = settle.settle(folders, control)
@@ -82,12 +73,11 @@ def commit(
                 notes += running.warning(folders.root)
             if todo:
                 notes += _carry_out(folders, control, todo)
-            changed = tuple(step.spot.real for step in todo if step.change)
-            outcome = Outcome(changed, tuple(notes), recovery)
+            done = tuple(notes)
     except KeyboardInterrupt:
-        if outcome is None:
+        if done is None:
             raise
-    return outcome
+    return done
 
 
 def _unsettled(folders: disk.Folders) -> bool:

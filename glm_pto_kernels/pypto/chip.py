@@ -14,7 +14,6 @@ L1 = 512 * KIB
 UB = 192 * KIB
 BLOCK = 32  # bytes: the unit of every transfer
 FRACTAL = 16  # rows and columns of one cube step
-VECTOR_CORES = 48
 CUBE_CORES = 24
 ACCUMULATOR = 4  # bytes: fp32 or int32 in L0C
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glm_pto.cli import demo
+from glm_pto.codemods import verify
 from tests.cli.schema import faults
 
 LAST = re.compile(r"^glm-pto [a-z]+: exit=\d( [a-z_]+=\S+)*$")
@@ -209,6 +210,14 @@ def test_a_diff_without_a_difference_says_so_beside_the_empty_patch(run, tree: P
     answer = run("diff", tree, "--applied")
     assert (answer.returncode, answer.stdout) == (0, "") and "no difference to show" in answer.stderr
     assert run("diff", tree, "--applied", "--quiet").stderr == ""
+
+
+def test_verify_says_what_its_columns_prove_where_more_is_asked_for(run, tree: Path) -> None:
+    run("apply", tree)
+    told = [line.strip() for line in run("verify", tree, "--verbose").stdout.splitlines()]
+    for name, words in verify.CHECKS.items():
+        assert f"{name}: {words}" in told
+    assert "without the guard" not in run("verify", tree).stdout
 
 
 def test_verify_counts_guards_and_checks_in_the_order_of_status(run, tree: Path) -> None:

@@ -28,7 +28,7 @@ def module(tmp_path: Path) -> Path:
     return file
 
 
-def edit(file: Path, before: bytes | None, after: bytes | None) -> transaction.Outcome:
+def edit(file: Path, before: bytes | None, after: bytes | None) -> tuple[str, ...]:
     change = FileChange(file, before, after, "package")
     return transaction.commit(file.parents[1], [change], {}, "0.1.0", wait=2)
 
@@ -53,10 +53,10 @@ def test_the_new_code_runs_within_the_same_second(module: Path, mode: py_compile
     kind = flags_of(compiled)
     assert runs(module) == "old"
     for before, after, value in [(OLD, NEW, "new"), (NEW, OLD, "old"), (OLD, NEW, "new")]:
-        outcome = edit(module, before, after)
+        notes = edit(module, before, after)
         assert runs(module) == value
         assert flags_of(compiled) == kind, "the invalidation mode is kept"
-        assert not outcome.notes
+        assert not notes
     loaded = importlib.util.spec_from_file_location("package.module", module)
     assert loaded is not None and loaded.cached == str(compiled)
 
@@ -87,7 +87,7 @@ def test_bytecode_of_other_interpreters_goes_and_is_named(module: Path, name: st
     other = cache / name
     other.write_bytes(b"\x03\xf3\r\n" + b"\0" * 12 + b"code")
     (cache / "modules.cpython-27.pyc").write_bytes(b"of a module with a longer name")
-    (note,) = edit(module, OLD, NEW).notes
+    (note,) = edit(module, OLD, NEW)
     assert name in note
     assert not other.exists()
     assert (cache / "modules.cpython-27.pyc").exists()
@@ -104,7 +104,7 @@ def test_a_compiled_file_beside_the_source_is_renewed(module: Path) -> None:
 
 def test_source_that_this_interpreter_cannot_compile_loses_its_bytecode(module: Path) -> None:
     compiled = Path(py_compile.compile(str(module)) or "")
-    (note,) = edit(module, OLD, b"def (:\n").notes
+    (note,) = edit(module, OLD, b"def (:\n")
     assert compiled.name in note
     assert not compiled.exists()
 

@@ -70,10 +70,3 @@ def test_a_guard_taken_out_by_hand_is_named(tmp_path: Path, guarded: bytes) -> N
     told = origin.explain(tmp_path, FILE, guarded, two)
     assert told.kind is Kind.PARTLY_REVERTED
     assert "attention_pre" in told.message
-
-
-def test_pristine_is_what_record_says(tmp_path: Path, guarded: bytes) -> None:
-    assert origin.pristine(tmp_path, FILE, OLD) is None
-    installed(tmp_path, OLD, "0.12.0")
-    assert origin.pristine(tmp_path, FILE, OLD) is True
-    assert origin.pristine(tmp_path, FILE, guarded) is False

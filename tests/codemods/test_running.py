@@ -38,7 +38,7 @@ def process(mapped: Path, title: str) -> Iterator[int]:
 def test_a_server_that_runs_from_the_tree_is_warned_about(tree: Path) -> None:
     with process(tree / "vllm/_C.abi3.so", "VLLM::EngineCore") as pid:
         assert running.servers(tree) == (pid,)
-        notes = commit(tree, change(tree / "vllm/a.py")).notes
+        notes = commit(tree, change(tree / "vllm/a.py"))
     assert any(f"process {pid}" in note and "restarted" in note for note in notes)
 
 

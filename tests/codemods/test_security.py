@@ -185,7 +185,7 @@ def test_a_pipe_in_the_place_of_the_model_does_not_hang(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [".", "vllm", "vllm/models", "vllm/models/b.py"])
 def test_trees_that_all_can_write_are_warned_about(tree: Path, name: str) -> None:
     (tree / name).chmod(0o777)
-    notes = commit(tree, change(tree / "vllm/models/b.py")).notes
+    notes = commit(tree, change(tree / "vllm/models/b.py"))
     told = [note for note in notes if "writable by every user" in note]
     assert len(told) == 1 and told[0].startswith(f"{tree / name} is")
 
