@@ -14,9 +14,22 @@ from typing import Any
 import torch
 
 
+class Verdict(weakref.ref[torch.Tensor]):
+    """A weak reference to the key cache, with the choice and the answer. A copy or a pickle of it is None."""
+
+    __slots__ = ("choice", "verdict")
+    choice: object
+    verdict: bool
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
 def keep(owner: Any, name: str, verdict: bool, choice: object, tensor: Any) -> bool:
-    """Keep ``verdict`` on ``owner`` as (choice, a weak reference to the tensor, verdict), and return it."""
+    """Keep ``verdict`` on ``owner``, for as long as ``choice`` and ``tensor`` are the same, and return it."""
     attributes = getattr(owner, "__dict__", None)
     if type(attributes) is dict and isinstance(tensor, torch.Tensor):
-        attributes[name] = (choice, weakref.ref(tensor), verdict)
+        kept = Verdict(tensor)
+        kept.choice, kept.verdict = choice, verdict
+        attributes[name] = kept
     return verdict

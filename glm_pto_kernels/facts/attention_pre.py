@@ -13,11 +13,12 @@ from glm_pto_kernels.layers import NONE, held, norm_bias
 CHOICES = backends.CHOICES
 BF16, INT8 = torch.bfloat16, torch.int8
 
+# The dtype of each, and the side of the weight [hidden, columns] that it has one value for.
 STATIC_W8A8 = {
-    "aclnn_input_scale_reciprocal": BF16,
-    "aclnn_input_offset": BF16,
-    "quant_bias": torch.int32,
-    "deq_scale": torch.float32,
+    "aclnn_input_scale_reciprocal": (BF16, 0),
+    "aclnn_input_offset": (BF16, 0),
+    "quant_bias": (torch.int32, 1),
+    "deq_scale": (torch.float32, 1),
 }
 
 
@@ -41,8 +42,6 @@ def unfit(layer: Any, attention: Any, hidden_states: torch.Tensor) -> str | None
     q_size, kv_size, head = known.get("q_size"), known.get("kv_size"), known.get("head_dim")
     if type(q_size) is not int or type(kv_size) is not int or type(head) is not int or head < 2:
         return "the attention has no q_size, kv_size and head_dim"
-    if weight.dim() != 2 or not weight.is_contiguous():
-        return "the qkv weight is not a contiguous matrix"
     hidden, columns = weight.shape
     if hidden_states.shape[1] != hidden or columns != q_size + 2 * kv_size:
         return "the qkv weight is not [hidden, q_size + 2 * kv_size]"
@@ -58,7 +57,8 @@ def unfit(layer: Any, attention: Any, hidden_states: torch.Tensor) -> str | None
         return reason
     rotary = parts.get("rotary_emb")
     cache = held(rotary, "cos_sin_cache")
-    if cache is None or getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is not True:
+    turns_by_halves = getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is True
+    if cache is None or cache.dim() != 2 or not turns_by_halves:
         return "the rotary embedding has no cos_sin_cache, or does not turn by halves"
     sizes = {"hidden": hidden, "q_size": q_size, "kv_size": kv_size, "head_dim": head}
     sizes["rotary_dim"] = cache.shape[1]
@@ -67,11 +67,18 @@ def unfit(layer: Any, attention: Any, hidden_states: torch.Tensor) -> str | None
 
 def _unfit_projection(qkv: Any) -> str | None:
     data = getattr(qkv, "_parameters", NONE)
-    if getattr(data.get("weight"), "dtype", None) is not INT8:
+    weight = data.get("weight")
+    if getattr(weight, "dtype", None) is not INT8:
         return "the qkv projection has no int8 weight of its own"
-    for name, dtype in STATIC_W8A8.items():
-        if getattr(held(qkv, name), "dtype", None) is not dtype:
+    if weight.dim() != 2 or not weight.is_contiguous():
+        return "the qkv weight is not a contiguous matrix"
+    sides = weight.shape
+    for name, (dtype, side) in STATIC_W8A8.items():
+        values = held(qkv, name)
+        if getattr(values, "dtype", None) is not dtype:
             return "the qkv projection is not static W8A8 with bf16 scales and fp32 deq_scale"
+        if values.numel() != sides[side]:
+            return "the qkv projection's scales do not fit its weight"
     if data.get("deq_scale") is None:
         return "the qkv projection's deq_scale is no parameter"
     if held(qkv, "custom_op") is not None:

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, int8, notice
 from glm_pto_kernels.facts.attention_pre import operands, unfit
-from glm_pto_kernels.layers import NONE
+from glm_pto_kernels.layers import NONE, why
 from glm_pto_kernels.own_steps import own_steps
 
 CHOICES, FP32 = backends.CHOICES, torch.float32
@@ -99,26 +99,34 @@ def attention_pre_supported(
     if is_dynamo_compiling():
         return backends.TOLD() and attention_pre_refusal(layer, attention, positions, hidden_states) is None
     choice = CHOICES["attention_pre"]
-    known = getattr(attention, "__dict__", NONE)
-    if choice.native is not None or known.get("use_qk_norm") is not True:
+    if choice.native is not None:
         return False
-    qkv = known.get("_modules", NONE).get("qkv_proj")
-    data = getattr(qkv, "__dict__", NONE)
-    # Only static W8A8 has it, and in fp32 only for bf16 models; its other data come with it.
-    scale = data.get("_parameters", NONE).get("deq_scale")
-    if scale is None or scale.dtype is not FP32 or data.get("custom_op") is not None:
+    try:
+        known = attention.__dict__
+        if known.get("use_qk_norm") is not True:
+            return False
+        data = known["_modules"]["qkv_proj"].__dict__
+        # Only static W8A8 has it, and in fp32 only for bf16 models; its other data come with it.
+        scale = data["_parameters"].get("deq_scale")
+        if scale is None or scale.dtype is not FP32 or data.get("custom_op") is not None:
+            return False
+        if positions.ndim != 1:
+            return False
+        if choice.sizes is not None and (known["q_size"], known["kv_size"]) not in choice.sizes:
+            return False
+        return not (choice.off_cpu and hidden_states.is_cpu)
+    except Exception:  # no layer of any release; `attention_pre_refusal` says what it raised
         return False
-    if getattr(positions, "ndim", 0) != 1:
-        return False
-    if choice.sizes is not None and (known.get("q_size"), known.get("kv_size")) not in choice.sizes:
-        return False
-    return not (choice.off_cpu and getattr(hidden_states, "is_cpu", True))
 
 
 def attention_pre_refusal(
     layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor
 ) -> str | None:
     """Why `attention_pre_supported` is false, or the layer is left to its own steps, or None."""
+    return why(_reason, layer, attention, positions, hidden_states)
+
+
+def _reason(layer: Any, attention: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
     choice = CHOICES["attention_pre"]
     if choice.native is not None:
         return choice.native
@@ -152,7 +160,7 @@ def attention_pre(
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
     """
-    reason = unfit(layer, attention, hidden_states)
+    reason = why(unfit, layer, attention, hidden_states)
     if reason is not None:
         notice.left_alone("attention_pre", reason)
         return own_steps(hidden_states, residual, layer, attention, positions)

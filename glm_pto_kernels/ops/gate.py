@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends
-from glm_pto_kernels.layers import NONE
+from glm_pto_kernels.layers import NONE, why
 
 CHOICES, FP32 = backends.CHOICES, torch.float32
 # fp32 sums of 5120 products in another order; relative to the largest logit.
@@ -29,20 +29,27 @@ def gate_supported(layer: Any, hidden_states: torch.Tensor) -> bool:
     if is_dynamo_compiling():
         return backends.TOLD() and gate_refusal(layer, hidden_states) is None
     choice = CHOICES["gate"]
-    weights = getattr(layer, "_parameters", NONE)
-    weight = weights.get("weight")
-    if choice.native is not None or getattr(weight, "dtype", None) is not FP32:
+    if choice.native is not None:
         return False
-    if getattr(hidden_states, "ndim", 0) != 2 or weights.get("bias") is not None:
+    try:
+        weights = layer._parameters
+        weight = weights.get("weight")
+        if weight.dtype is not FP32 or hidden_states.ndim != 2 or weights.get("bias") is not None:
+            return False
+        shape = weight.shape
+        if len(shape) != 2 if choice.sizes is None else shape not in choice.sizes:
+            return False
+        return not (choice.off_cpu and hidden_states.is_cpu)
+    except Exception:  # no layer of any release; `gate_refusal` says what it raised
         return False
-    shape = weight.shape
-    if len(shape) != 2 if choice.sizes is None else shape not in choice.sizes:
-        return False
-    return not (choice.off_cpu and getattr(hidden_states, "is_cpu", True))
 
 
 def gate_refusal(layer: Any, hidden_states: torch.Tensor) -> str | None:
     """Why `gate_supported` is false, or None."""
+    return why(_reason, layer, hidden_states)
+
+
+def _reason(layer: Any, hidden_states: torch.Tensor) -> str | None:
     choice = CHOICES["gate"]
     if choice.native is not None:
         return choice.native

@@ -13,10 +13,10 @@ from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, notice
 from glm_pto_kernels.facts.paged_attention import unfit, unfit_step
-from glm_pto_kernels.layers import NONE
+from glm_pto_kernels.layers import why
 from glm_pto_kernels.verdicts import keep
 
-CHOICES = backends.CHOICES
+BF16, CHOICES = torch.bfloat16, backends.CHOICES
 # Probabilities and values in bf16 with fp32 sums, relative to the largest output.
 TOLERANCE = 2.0**-6
 _KEPT = "_glm_pto_paged_attention"
@@ -56,27 +56,33 @@ def paged_attention_supported(impl: Any, query: torch.Tensor, attn_metadata: Any
     """Whether `paged_attention` may stand in for this call: static facts, and that no graph is captured.
 
     That the step is decode-only is the guard's own term, where the patched function serves other steps too.
-    The facts of the layer and its queries are asked once for its caches; see `glm_pto_kernels.verdicts`.
+    The facts of the layer are asked once for its caches; see `glm_pto_kernels.verdicts`.
     """
     if is_dynamo_compiling():
         return backends.TOLD() and paged_attention_refusal(impl, query, attn_metadata) is None
     choice = CHOICES["paged_attention"]
-    known = getattr(impl, "__dict__", NONE)
-    keys = known.get("key_cache")
-    kept = known.get(_KEPT)
-    if kept is not None and kept[0] is choice and kept[1]() is keys:
-        verdict = kept[2]
-    else:
-        verdict = keep(impl, _KEPT, unfit(impl, query) is None, choice, keys)
-    step = getattr(attn_metadata, "__dict__", NONE)
-    if not verdict or step.get("seq_lens") is None or step.get("block_tables") is None:
+    try:
+        if query.dtype is not BF16 or query.ndim != 3:
+            return False
+        known = impl.__dict__
+        keys = known["key_cache"]
+        kept = known.get(_KEPT)
+        if kept is not None and kept.choice is choice and kept() is keys:
+            verdict = kept.verdict
+        else:
+            verdict = keep(impl, _KEPT, why(unfit, impl, query) is None, choice, keys)
+        step = attn_metadata.__dict__
+        if not verdict or step["seq_lens"] is None or step["block_tables"] is None:
+            return False
+        on_cpu = query.is_cpu
+    except Exception:  # no call of any release; `paged_attention_refusal` says what it raised
         return False
-    return step.get("causal") is not False and (query.is_cpu or not notice.capturing())
+    return step.get("causal") is not False and (on_cpu or not notice.capturing())
 
 
 def paged_attention_refusal(impl: Any, query: torch.Tensor, attn_metadata: Any) -> str | None:
     """Why `paged_attention_supported` is false, or None."""
-    return unfit(impl, query) or unfit_step(query, attn_metadata)
+    return why(unfit, impl, query) or why(unfit_step, query, attn_metadata)
 
 
 def paged_attention(

@@ -12,6 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends
+from glm_pto_kernels.layers import why
 
 CHOICES, FP32 = backends.CHOICES, torch.float32
 # exp and the division differ in their last bits between devices; weights lie in 0 .. scaling factor.
@@ -64,16 +65,19 @@ def select_experts_supported(
         values = (router_logits, top_k, renormalize, topk_group, num_expert_group, bias, scoring_func)
         return backends.TOLD() and select_experts_refusal(*values) is None
     choice = CHOICES["select_experts"]
-    if choice.native is not None or scoring_func != "sigmoid" or renormalize is not True:
+    if choice.native is not None or renormalize is not True or bias is None:
         return False
-    if topk_group != 1 or num_expert_group != 1 or getattr(router_logits, "dtype", None) is not FP32:
+    try:
+        if scoring_func != "sigmoid" or topk_group != 1 or num_expert_group != 1:
+            return False
+        rows = router_logits.shape
+        if router_logits.dtype is not FP32 or len(rows) != 2 or not 0 < top_k <= rows[1] or bias.ndim != 1:
+            return False
+        if choice.sizes is not None and (rows[1], top_k) not in choice.sizes:
+            return False
+        return not (choice.off_cpu and router_logits.is_cpu)
+    except Exception:  # no call of any release; `select_experts_refusal` says what it raised
         return False
-    rows = router_logits.shape
-    if len(rows) != 2 or not 0 < top_k <= rows[1] or getattr(bias, "ndim", 0) != 1:
-        return False
-    if choice.sizes is not None and (rows[1], top_k) not in choice.sizes:
-        return False
-    return not (choice.off_cpu and router_logits.is_cpu)
 
 
 def select_experts_refusal(
@@ -86,14 +90,26 @@ def select_experts_refusal(
     scoring_func: str = "softmax",
 ) -> str | None:
     """Why `select_experts_supported` is false, or None."""
-    choice, bias = CHOICES["select_experts"], e_score_correction_bias
+    groups = (topk_group, num_expert_group)
+    return why(_reason, router_logits, top_k, renormalize, groups, e_score_correction_bias, scoring_func)
+
+
+def _reason(
+    router_logits: torch.Tensor,
+    top_k: int,
+    renormalize: bool,
+    groups: tuple[int | None, int | None],
+    bias: torch.Tensor | None,
+    scoring_func: str,
+) -> str | None:
+    choice = CHOICES["select_experts"]
     if choice.native is not None:
         return choice.native
     if scoring_func != "sigmoid":
         return "the scoring function is not sigmoid"
     if renormalize is not True:  # some releases' operator divides by the sum whatever the model says
         return "the weights are not renormalised"
-    if topk_group != 1 or num_expert_group != 1:
+    if groups[0] != 1 or groups[1] != 1:
         return "the experts are in more groups than one"
     if bias is None or getattr(bias, "ndim", 0) != 1:
         return "there is no score correction bias"

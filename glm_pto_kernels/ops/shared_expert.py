@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from glm_pto_kernels import backends, hardware, int8, notice
 from glm_pto_kernels.facts.shared_expert import unfit
-from glm_pto_kernels.layers import NONE
+from glm_pto_kernels.layers import NONE, why
 
 CHOICES = backends.CHOICES
 # One int8 step of the second quantisation plus one bf16 rounding, relative to the largest output.
@@ -64,17 +64,21 @@ def ffn_share_expert_quant_supported(
             and ffn_share_expert_quant_refusal(layer, hidden_states, whole_mlp=whole_mlp) is None
         )
     choice = CHOICES["shared_expert"]
-    down = getattr(layer, "_modules", NONE).get("down_proj")
-    data = getattr(down, "__dict__", NONE)
-    tensors = data.get("_parameters", NONE)
-    # Both quantisations have a scale of the weight, static W8A8 another one as well.
-    if choice.native is not None or "weight_scale" not in tensors or "deq_scale" in tensors:
+    if choice.native is not None:
         return False
-    if data.get("reduce_results") is not False or data.get("custom_op") is not None:
+    try:
+        data = layer._modules["down_proj"].__dict__
+        tensors = data["_parameters"]
+        # Both quantisations have a scale of the weight, static W8A8 another one as well.
+        if "weight_scale" not in tensors or "deq_scale" in tensors:
+            return False
+        if data.get("reduce_results") is not False or data.get("custom_op") is not None:
+            return False
+        if choice.sizes is not None and tensors["weight"].shape not in choice.sizes:
+            return False
+        return not (choice.off_cpu and hidden_states.is_cpu)
+    except Exception:  # no layer of any release; `ffn_share_expert_quant_refusal` says what it raised
         return False
-    if choice.sizes is not None and getattr(tensors.get("weight"), "shape", None) not in choice.sizes:
-        return False
-    return not (choice.off_cpu and getattr(hidden_states, "is_cpu", True))
 
 
 def ffn_share_expert_quant_refusal(
@@ -84,6 +88,10 @@ def ffn_share_expert_quant_refusal(
 
     ``whole_mlp``: asked from ``Glm4MoeMLP.forward``, which must not differ from vllm-ascend's split path.
     """
+    return why(_reason, layer, hidden_states, whole_mlp)
+
+
+def _reason(layer: Any, hidden_states: torch.Tensor, whole_mlp: bool) -> str | None:
     choice = CHOICES["shared_expert"]
     if choice.native is not None:
         return choice.native
@@ -110,7 +118,7 @@ def ffn_share_expert_quant(layer: Any, hidden_states: torch.Tensor) -> torch.Ten
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
     """
-    reason = unfit(layer, hidden_states)
+    reason = why(unfit, layer, hidden_states)
     if reason is not None:
         notice.left_alone("shared_expert", reason)
         return layer(hidden_states)  # type: ignore[no-any-return]

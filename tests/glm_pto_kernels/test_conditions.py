@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import gc
 import logging
+import pickle
+import warnings
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +19,7 @@ import torch
 
 import glm_pto_kernels as K
 from glm_pto_kernels import backends, choices, models, verdicts
-from glm_pto_kernels.ops import attention_pre, gate, select_experts, shared_expert
+from glm_pto_kernels.ops import attention_pre, gate, paged_attention, select_experts, shared_expert
 from tests.glm_pto_kernels import stand_ins
 from tests.glm_pto_kernels.stand_ins import SMALL, Sizes, glm_4_5, glm_4_5_air
 
@@ -143,6 +148,145 @@ def test_the_kernel_is_asked_once_for_each_size_and_never_by_a_condition(
         assert questions == []
 
 
+# --- what stands in a layer's place need not be one -----------------------------------------------------
+
+
+class Raises:
+    """Nothing can be asked of it."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise AttributeError(name)
+
+
+@functools.cache
+def scripted() -> torch.jit.ScriptModule:
+    """A module whose ``_parameters`` and ``_modules`` are no dictionaries."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, and models still hold such modules
+        return torch.jit.script(torch.nn.Linear(5120, 160, bias=False))  # type: ignore[no-any-return]
+
+
+MISSING = object()
+HOSTILE: dict[str, Callable[[Any], Any]] = {
+    "missing": lambda old: MISSING,
+    "none": lambda old: None,
+    "number": lambda old: -3,
+    "text": lambda old: "weight",
+    "object": lambda old: object(),
+    "class": lambda old: torch.nn.Linear,
+    "list": lambda old: [1, 2],
+    "no_dictionaries": lambda old: SimpleNamespace(_parameters=None, _modules=None, _buffers=None),
+    "raises": lambda old: Raises(),
+    "scripted": lambda old: scripted(),
+    "tensor": lambda old: torch.zeros(3, 3, 3, dtype=torch.int16),  # its truth is asked with an error
+    "dtype_only": lambda old: SimpleNamespace(dtype=getattr(old, "dtype", None)),
+}
+
+
+def places(*roots: str) -> dict[str, tuple[str, ...]]:
+    """Ways into an argument: each is a dictionary of a module, or what one holds, or a plain attribute."""
+    return {root: tuple(root.split()) for root in roots}
+
+
+def within(module: str, *held: str) -> tuple[str, ...]:
+    return (module, f"{module} _parameters", *(f"{module} _parameters {name}" for name in held))
+
+
+# Every fact that a condition or a refusal of each operator asks: the argument, and the way into it.
+QKV, ROTARY = "_modules qkv_proj", "_modules rotary_emb"
+FACTS: dict[str, dict[int, dict[str, tuple[str, ...]]]] = {
+    "gate": {0: places("", "_parameters", "_parameters weight"), 1: places("")},
+    "select_experts": {place: places("") for place in range(7)},
+    "paged_attention": {
+        0: places("", "key_cache", "value_cache", "num_kv_heads"),
+        1: places(""),
+        2: places("", "seq_lens", "block_tables"),
+    },
+    "attention_pre": {
+        0: places("", "_modules", *within("_modules input_layernorm", "weight")),
+        1: places(
+            *("", "use_qk_norm", "q_size", "kv_size", "head_dim", "_modules", f"{ROTARY} _buffers"),
+            *within(QKV, "weight", "quant_bias", "deq_scale"),
+            *(f"{QKV} aclnn_input_scale_reciprocal", f"{QKV} aclnn_input_offset"),
+            *within("_modules q_norm", "weight"),
+            *within("_modules k_norm", "weight"),
+            *("_modules q_norm variance_epsilon", ROTARY, f"{ROTARY} _buffers cos_sin_cache"),
+        ),
+        2: places(""),
+        3: places(""),
+    },
+    "shared_expert": {
+        0: places(
+            *("", "_modules", "_modules act_fn", "_modules down_proj reduce_results"),
+            *within("_modules gate_up_proj", "weight", "weight_scale"),
+            *within("_modules down_proj", "weight", "weight_scale"),
+        ),
+        1: places(""),
+    },
+}
+# Facts of a layer that an eager step leaves to the operator, which leaves such a layer to itself.
+LATE = ("attention_pre", "shared_expert")
+# The metadata hold any lengths and tables: the native call would take the same.
+FINE = {
+    ("paged_attention", "seq_lens"): {*HOSTILE} - {"missing", "none"},
+    ("paged_attention", "block_tables"): {*HOSTILE} - {"missing", "none"},
+}
+
+
+whole = functools.cache(lambda name: asked(name, glm_4_5()))
+
+
+def replaced(
+    patch: pytest.MonkeyPatch, name: str, argument: int, way: tuple[str, ...], kind: str
+) -> tuple[Any, ...]:
+    """The arguments with something hostile at the end of the way."""
+    arguments: list[Any] = [*whole(name)]
+    if not way:
+        new = HOSTILE[kind](arguments[argument])
+        arguments[argument] = None if new is MISSING else new
+        return tuple(arguments)
+    entries = vars(arguments[argument])
+    for step in way[:-1]:
+        found = entries[step]
+        entries = found if isinstance(found, dict) else vars(found)
+    new = HOSTILE[kind](entries[way[-1]])
+    if new is MISSING:
+        patch.delitem(entries, way[-1])
+    else:
+        patch.setitem(entries, way[-1], new)
+    return tuple(arguments)
+
+
+@pytest.mark.parametrize("backend", ["torch", "pypto"])
+@pytest.mark.parametrize(
+    ("name", "argument", "way"),
+    [
+        pytest.param(name, argument, way, id=f"{name}-{argument}-{path.replace(' ', '.') or 'itself'}")
+        for name, arguments in FACTS.items()
+        for argument, ways in arguments.items()
+        for path, way in ways.items()
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # of a tensor in a dictionary's place
+def test_a_condition_is_false_and_never_raises_on_what_is_no_layer(
+    environment: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    argument: int,
+    way: tuple[str, ...],
+    backend: str,
+) -> None:
+    environment(GLM_PTO_BACKEND=backend)
+    for kind in {*HOSTILE} - FINE.get((name, " ".join(way)), set()):
+        with monkeypatch.context() as patch:
+            arguments = replaced(patch, name, argument, way, kind)
+            answer, reason = supported(name, arguments), refusal(name, arguments)
+            getattr(whole(name)[0], "__dict__", {}).pop(paged_attention._KEPT, None)  # of what was hostile
+        assert isinstance(reason, str), kind
+        assert answer is False or (answer is True and name in LATE), kind
+    assert supported(name, whole(name)) and refusal(name, whole(name)) is None
+
+
 # --- paged_attention keeps its verdict ------------------------------------------------------------------
 
 
@@ -183,6 +327,35 @@ def test_a_verdict_keeps_no_cache_alive(paged: tuple[Any, torch.Tensor, Any]) ->
     impl.key_cache = torch.zeros_like(impl.key_cache)
     gc.collect()
     assert old() is None and K.paged_attention_supported(impl, query, step)
+
+
+def test_an_implementation_with_a_verdict_is_copied_and_pickled_without_it(
+    paged: tuple[Any, torch.Tensor, Any],
+) -> None:
+    impl, query, step = paged
+    for copied in (pickle.loads(pickle.dumps(impl)), copy.deepcopy(impl)):
+        assert vars(copied)[paged_attention._KEPT] is None and vars(impl)[paged_attention._KEPT] is not None
+        assert torch.equal(copied.key_cache, impl.key_cache)
+        assert K.paged_attention_supported(copied, query, step)
+        copied.value_cache = copied.key_cache = impl.key_cache.float()
+        assert not K.paged_attention_supported(copied, query, step)
+    assert K.paged_attention_supported(copy.copy(impl), query, step)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [torch.zeros(2, 12, 128), torch.zeros(2, 1536).bfloat16(), None, [[1.0]], Raises()],
+    ids=["dtype", "rank", "none", "list", "raises"],
+)
+def test_every_steps_query_is_looked_at_and_leaves_the_verdict(
+    paged: tuple[Any, torch.Tensor, Any], query: Any
+) -> None:
+    impl, good, step = paged
+    for again in (True, False):
+        assert K.paged_attention_supported(impl, query, step) is False
+        assert K.paged_attention_supported(impl, good, step)
+        if again:
+            del vars(impl)[paged_attention._KEPT]
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,11 @@ def test_a_process_that_stays_native_says_so_everywhere(environment: Callable[..
 
 
 @pytest.mark.usefixtures("torch_backend")
-def test_other_models_are_no_error() -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("kind", [torch.nn.Identity, lambda: torch.jit.script(torch.nn.Linear(8, 8))])
+def test_other_models_are_no_error(kind: Callable[[], torch.nn.Module]) -> None:
     assert K.explain(torch.nn.TransformerEncoderLayer(8, 2, 8)) == []
     odd = torch.nn.Module()
-    odd.gate, odd.experts, odd.shared_experts = torch.nn.Identity(), torch.nn.Identity(), torch.nn.Identity()
-    odd.self_attn, odd.input_layernorm = torch.nn.Identity(), torch.nn.Identity()
+    odd.gate, odd.experts, odd.shared_experts = kind(), kind(), kind()
+    odd.self_attn, odd.input_layernorm = kind(), kind()
     assert [reason is None for _, _, reason in K.explain(odd)] == [False] * 3
