@@ -44,9 +44,12 @@ def select_experts_inputs(
     num_expert_group: int = 1,
     bias_dtype: torch.dtype = torch.bfloat16,
     tied: bool = False,
+    scoreless: int = 0,
 ) -> dict[str, Any]:
+    """``tied``: every score is the same. ``scoreless``: so many rows have only scores of 0."""
     random = seeded()
     logits = torch.randn(tokens, experts, generator=random)
+    logits[:scoreless] = -200.0
     bias = torch.rand(experts, generator=random)
     if tied:
         logits, bias = torch.zeros_like(logits), torch.zeros_like(bias)

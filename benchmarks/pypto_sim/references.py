@@ -30,7 +30,7 @@ def select_experts(
     ids = score.topk(top_k, -1).indices
     weights = probability.gather(1, ids)
     if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     return weights * routed_scaling_factor, ids.int()
 
 

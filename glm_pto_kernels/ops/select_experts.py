@@ -31,7 +31,8 @@ def reference(
     """Weights (fp32 or wider) and int32 ids, both [tokens, top_k], by falling score.
 
     score = sigmoid(logits); the bias counts for choosing only; with groups, only experts of the
-    ``topk_group`` groups with the largest best score can be chosen.
+    ``topk_group`` groups with the largest best score can be chosen. Where every chosen score is 0 (fp32
+    logits below -88.7), so are the weights.
     """
     wide = torch.promote_types(router_logits.dtype, torch.float32)
     score = router_logits.to(wide).sigmoid()
@@ -46,8 +47,16 @@ def reference(
     ids = choice.topk(top_k, dim=-1).indices
     weights = score.gather(-1, ids)
     if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = _shares(weights)
     return weights * routed_scaling_factor, ids.to(torch.int32)
+
+
+def _shares(weights: torch.Tensor) -> torch.Tensor:
+    """The weights over their sum; 0 for a sum of 0, as by the gating operator of vllm-ascend 0.12 and later.
+
+    That operator adds 1e-20 to the sum. A bound changes no weight whose sum is a normal number.
+    """
+    return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 def select_experts_supported(
@@ -220,7 +229,7 @@ def _compare(*arguments: Any) -> tuple[float, float]:
     ).abs()
     weights = score.gather(-1, ids)
     if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = _shares(weights)
     return torch.maximum(chosen.max(), (topk_weights - weights).abs().max()).item(), TOLERANCE
 
 

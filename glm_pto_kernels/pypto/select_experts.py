@@ -15,6 +15,7 @@ from glm_pto_kernels.pypto.launch import Arguments, Launch
 ITEM = 4  # bytes of an fp32 element
 BLOCK = 8  # rows
 UNROLL = (4, 2, 1)  # blocks of one iteration
+TINY = torch.finfo(torch.float32).tiny  # the least sum: scores that are all 0 have weights of 0
 LIVE = 6  # arrays of [rows, experts] that the longest chain keeps in UB
 
 
@@ -121,7 +122,7 @@ def build(
             weight = pypto.gather(prob, 1, best)
             pypto.set_vec_tile_shapes(rows, chip.round_up(top_k, 8))
             if renormalize:
-                weight = pypto.div(weight, pypto.sum(weight, -1, True))
+                weight = pypto.div(weight, pypto.maximum(pypto.sum(weight, -1, True), TINY))
             if scaling != 1.0:
                 weight = pypto.mul(weight, scaling)
             pypto.assemble(weight, [first, 0], topk_weights)
@@ -188,9 +189,9 @@ def select_experts(
 
     A score is ``sigmoid(logit) + bias``. With more groups than ``topk_group`` the groups of largest maximum
     are kept and the scores of the others become ``masked_score``. The weights are the sigmoids without the
-    bias, divided by their sum when ``renormalize``, times ``routed_scaling_factor``. Ids come in descending
-    order of score; which of several experts with *equal* scores is taken, and in which order, is not
-    specified.
+    bias, divided by their sum when ``renormalize`` (0 where all are 0), times ``routed_scaling_factor``. Ids
+    come in descending order of score; which of several experts with *equal* scores is taken, and in which
+    order, is not specified.
 
     Args:
         router_logits: fp32 ``[tokens, experts]``, any number of tokens.

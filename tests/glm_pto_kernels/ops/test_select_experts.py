@@ -53,6 +53,24 @@ def test_fault_12_scaling_is_applied_as_the_matched_call_says() -> None:
     torch.testing.assert_close(plain, raw / raw.sum(-1, keepdim=True))
 
 
+@pytest.mark.usefixtures("torch_backend", "nan_filled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_that_are_all_0_have_weights_of_0_and_every_other_weight_stays(dtype: torch.dtype) -> None:
+    logits, bias = 8 * torch.randn(40, 160, dtype=dtype), torch.rand(160)
+    logits[:3], logits[3, :159] = -1e4, -1e4
+    logits[4] = -87.0  # some of the least sums that are normal numbers
+    weights, ids = op.reference(logits, 8, True, 1, 1, bias, 2.5)
+    assert torch.equal(weights[:3], torch.zeros(3, 8, dtype=dtype))
+    assert torch.equal(ids[:3], bias.topk(8).indices.expand(3, 8).to(torch.int32))
+    scores = logits.sigmoid().gather(-1, ids.long())
+    assert torch.equal(weights[4:], (scores / scores.sum(-1, keepdim=True) * 2.5)[4:])
+    if dtype == torch.float32:
+        taken, _ = K.select_experts(logits, 8, True, 1, 1, bias, routed_scaling_factor=2.5)
+        assert torch.equal(taken, weights)
+        difference, allowed = op._compare(logits, 8, True, 1, 1, bias, weights / 2.5, ids)
+        assert difference <= allowed
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

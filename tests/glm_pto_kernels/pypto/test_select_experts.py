@@ -44,6 +44,23 @@ def test_matches_torch(sizes):
     compare(**sizes)
 
 
+def without_scores(passes=()):
+    result = compare(passes, tokens=13, scoreless=9)
+    weights = result.outputs[0]
+    assert torch.equal(weights[:9], torch.zeros(9, 8))
+    torch.testing.assert_close(weights[9:].sum(-1), torch.ones(4))
+
+
+@pytest.mark.pypto
+def test_a_row_of_scores_of_0_has_weights_of_0():
+    without_scores()
+
+
+@pytest.mark.pypto_thorough
+def test_a_row_of_scores_of_0_has_weights_of_0_after_every_pass():
+    without_scores(ALL_PASSES)
+
+
 @pytest.mark.pypto
 def test_ties_give_distinct_experts_of_equal_score():
     result, _, _ = run(tokens=9, tied=True)
