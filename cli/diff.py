@@ -22,14 +22,17 @@ Examples:
   glm-pto diff ./glm-net --output glm-pto.patch
 """
 
+WHICH = {None: "auto", True: "applied", False: "pending"}
+
 
 @click.command("diff", epilog=EXAMPLES)
 @options.trees
 @options.choice
 @click.option(
     "--applied/--pending",
-    "applied",
+    "which",
     default=None,
+    callback=lambda _, __, applied: WHICH[applied],
     help="What is applied, or what apply would change. Default: what is pending, else what is applied.",
 )
 @click.option("--stat", is_flag=True, help="Only the files and how many lines they gain.")
@@ -49,7 +52,7 @@ def command(
     python: Path | None,
     sites: tuple[str, ...],
     skip: tuple[str, ...],
-    applied: bool | None,
+    which: Literal["auto", "pending", "applied"],
     stat: bool,
     exit_code: bool,
     output: Path | None,
@@ -60,8 +63,6 @@ def command(
     On a terminal the files stand side by side. In a pipe or a FILE it is a unified diff, byte for byte: read
     it in a review, or apply it from the tree's folder with `git apply` or `patch -p1 --binary`.
     """
-    which: Literal["auto", "pending", "applied"]
-    which = "auto" if applied is None else "applied" if applied else "pending"
     found = glm_pto.diff(trees, glm_pto.Options(sites, skip), which=which, python=python)
-    shown = present.difference(report, found, stat=stat, output=output, pager=pager)
-    return shown or (1 if exit_code and found.patch else 0)
+    present.difference(report, found, stat=stat, output=output, pager=pager)
+    return 1 if exit_code and found.patch else 0

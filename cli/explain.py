@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-import glm_pto
 from glm_pto.cli import options, present
 
 if TYPE_CHECKING:
@@ -33,13 +32,5 @@ def command(report: Report, site: str, trees: tuple[Path, ...], python: Path | N
     GLM-4.5 runs through it. Without a TREE, and with no known package installed, only the recipe is told.
     """
     from glm_pto.cli import story
-    from glm_pto.codemods import recipes
 
-    recipe = next(r for r in recipes.load() if r.site == site)
-    try:
-        found = glm_pto.status(trees, glm_pto.Options((site,)), python=python).trees
-    except glm_pto.UsageError:
-        if trees or python:
-            raise
-        found = ()
-    return present.told(report, story.explain(recipe, found))
+    return present.told(report, story.of(site, trees, python))

@@ -42,7 +42,7 @@ def asides(report: Report, notes: Iterable[str]) -> None:
         report.aside(note)
 
 
-def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> int:
+def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> None:
     """Report of diff: a patch in a pipe or a file, a side view on a terminal."""
     if not report.json:
         asides(report, found.notes)
@@ -56,7 +56,8 @@ def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | 
     if report.json:
         from glm_pto.cli import document
 
-        return report.document(document.of_diff(found))
+        report.document(document.of_diff(found))
+        return
     if not found.patch:
         report.aside(f"no difference to show; `glm-pto status{report.target}` says where each site stands")
     if stat or output is not None:
@@ -67,7 +68,7 @@ def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | 
                 f"written to {text.plain(output)}; from the tree's folder: git apply, or patch -p1 --binary"
             )
     elif report.quiet:
-        return 0
+        return
     elif on_terminal():
         from glm_pto.cli.sideview import SideView
 
@@ -75,7 +76,6 @@ def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | 
             report.page(SideView(str(root), tuple((f.path, f.patch) for f in files)), pager)
     else:
         report.raw(found.patch)
-    return 0
 
 
 def sites(report: Report, recipes: Sequence[Recipe]) -> int:

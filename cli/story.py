@@ -11,7 +11,8 @@ from typing import Any
 import glm_pto
 from glm_pto.cli import document
 from glm_pto.codemods import recipe as recipes
-from glm_pto.codemods.findings import Finding, TreeReport
+from glm_pto.codemods.findings import Finding, TreeReport, UsageError
+from glm_pto.codemods.recipes import load
 
 CONTEXT = 3
 
@@ -22,6 +23,18 @@ class Story:
 
     paragraphs: tuple[tuple[str, tuple[str, ...]], ...]
     document: dict[str, Any]
+
+
+def of(site: str, trees: tuple[Path, ...], python: Path | None) -> Story:
+    """Everything about a site; where no tree is named and no known package installed, its recipe alone."""
+    recipe = next(r for r in load() if r.site == site)
+    try:
+        found = glm_pto.status(trees, glm_pto.Options((site,)), python=python).trees
+    except UsageError:
+        if trees or python:
+            raise
+        found = ()
+    return explain(recipe, found)
 
 
 def explain(recipe: recipes.Recipe, trees: Sequence[TreeReport]) -> Story:
