@@ -65,17 +65,21 @@ class MoE(torch.nn.Module):
         self.multistream_overlap_shared_expert = False
 
 
-def guards() -> dict[str, tuple[Callable[[], bool], Callable[[], str | None]]]:
+Pair = tuple[Callable[[], bool], Callable[[], str | None]]
+
+
+def guards() -> dict[str, Pair]:
     """Per operator the guard's condition on a layer that passes every test but the last, and its refusal."""
     sizes = stand_ins.glm_4_5()
     hidden = torch.randn(8, sizes.hidden).bfloat16()
-    positions, moe, layer = torch.arange(8), MoE(sizes), stand_ins.DecoderLayer(sizes)
-    impl, step = stand_ins.AscendAttentionBackendImpl(sizes), Metadata(**vars(stand_ins.metadata([5] * 8)))
-    impl.key_cache, impl.value_cache = impl.key_cache.to("meta"), impl.value_cache.to("meta")
-    query, logits = torch.zeros(8, 12, 128, device="meta").bfloat16(), torch.randn(8, 160)
-    bias = torch.randn(160)
+    return {**of_experts(sizes, hidden), **of_attention(sizes, hidden)}
+
+
+def of_experts(sizes: stand_ins.Sizes, hidden: torch.Tensor) -> dict[str, Pair]:
+    """The guards of a MoE layer."""
+    moe, logits, bias = MoE(sizes), torch.randn(8, 160), torch.randn(160)
     routing: tuple[Any, ...] = (logits, 8, True, 1, 1, bias)
-    gate, expert, attention, use_grouped_topk = moe.gate, moe._shared_experts, layer.self_attn, True
+    gate, expert, use_grouped_topk = moe.gate, moe._shared_experts, True
     return {
         "gate": (
             lambda: K.USE_PTO_GATE and K.gate_supported(gate, hidden),
@@ -89,6 +93,24 @@ def guards() -> dict[str, tuple[Callable[[], bool], Callable[[], str | None]]]:
             ),
             lambda: K.select_experts_refusal(*routing, scoring_func="sigmoid"),
         ),
+        "shared_expert": (
+            lambda: (
+                K.USE_PTO_SHARE_EXPERTS
+                and not moe.multistream_overlap_shared_expert
+                and K.ffn_share_expert_quant_supported(expert, hidden)
+            ),
+            lambda: K.ffn_share_expert_quant_refusal(expert, hidden),
+        ),
+    }
+
+
+def of_attention(sizes: stand_ins.Sizes, hidden: torch.Tensor) -> dict[str, Pair]:
+    """The guards before and in a layer's attention."""
+    positions, layer = torch.arange(8), stand_ins.DecoderLayer(sizes)
+    impl, step = stand_ins.AscendAttentionBackendImpl(sizes), Metadata(**vars(stand_ins.metadata([5] * 8)))
+    impl.key_cache, impl.value_cache = impl.key_cache.to("meta"), impl.value_cache.to("meta")
+    query, attention = torch.zeros(8, 12, 128, device="meta").bfloat16(), layer.self_attn
+    return {
         "paged_attention": (
             lambda: (
                 K.USE_PTO_FA
@@ -100,14 +122,6 @@ def guards() -> dict[str, tuple[Callable[[], bool], Callable[[], str | None]]]:
         "attention_pre": (
             lambda: K.USE_PTO_FA_PRE and K.attention_pre_supported(layer, attention, positions, hidden),
             lambda: K.attention_pre_refusal(layer, attention, positions, hidden),
-        ),
-        "shared_expert": (
-            lambda: (
-                K.USE_PTO_SHARE_EXPERTS
-                and not moe.multistream_overlap_shared_expert
-                and K.ffn_share_expert_quant_supported(expert, hidden)
-            ),
-            lambda: K.ffn_share_expert_quant_refusal(expert, hidden),
         ),
     }
 

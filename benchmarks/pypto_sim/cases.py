@@ -126,7 +126,6 @@ def attention_pre_inputs(
 ) -> dict[str, Any]:
     """``loud`` inputs saturate int8, and their bias needs more bits than fp32 has."""
     random = seeded()
-    total = (heads + 2 * kv_heads) * head
 
     def normal(*shape: int, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
         return (torch.randn(shape, generator=random) * scale + shift).bfloat16()
@@ -140,13 +139,7 @@ def attention_pre_inputs(
         "residual": None if first_layer else normal(tokens, hidden),
         "input_layernorm_weight": normal(hidden, scale=0.1, shift=1.0),
         "input_layernorm_bias": normal(hidden, scale=0.1) if biases else None,
-        "atten_qkv_input_scale_reciprocal": torch.full((hidden,), 80.0 if loud else 20.0).bfloat16(),
-        "atten_qkv_input_offset": torch.full((hidden,), 3.0).bfloat16(),
-        "atten_qkv_weight": torch.randint(-127, 128, (hidden, total), dtype=torch.int8, generator=random),
-        "atten_qkv_quant_bias": torch.randint(
-            *((-(2**30), 2**30) if loud else (-999, 999)), (total,), dtype=torch.int32, generator=random
-        ),
-        "atten_qkv_deq_scale": torch.rand(total, generator=random) * 2e-5 + 1e-6,
+        **qkv_projection(random, hidden, (heads + 2 * kv_heads) * head, loud),
         "atten_q_norm_weight": normal(head, scale=0.1, shift=1.0) if head_norm else None,
         "atten_q_norm_bias": normal(head, scale=0.1) if head_norm and biases else None,
         "atten_k_norm_weight": normal(head, scale=0.1, shift=1.0) if head_norm else None,
@@ -158,6 +151,20 @@ def attention_pre_inputs(
         "value": empty(kv_heads * head),
         "residual_res": empty(hidden),
         "eps": 1e-5,
+    }
+
+
+def qkv_projection(random: torch.Generator, hidden: int, total: int, loud: bool) -> dict[str, Any]:
+    """Its static W8A8 data for ``total`` columns."""
+    largest = 2**30 if loud else 999
+    return {
+        "atten_qkv_input_scale_reciprocal": torch.full((hidden,), 80.0 if loud else 20.0).bfloat16(),
+        "atten_qkv_input_offset": torch.full((hidden,), 3.0).bfloat16(),
+        "atten_qkv_weight": torch.randint(-127, 128, (hidden, total), dtype=torch.int8, generator=random),
+        "atten_qkv_quant_bias": torch.randint(
+            -largest, largest, (total,), dtype=torch.int32, generator=random
+        ),
+        "atten_qkv_deq_scale": torch.rand(total, generator=random) * 2e-5 + 1e-6,
     }
 
 

@@ -72,6 +72,26 @@ def paged_attention(
     return (out,)
 
 
+def _norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """RMSNorm over the last dimension in fp32, rounded to bf16; nothing without a weight."""
+    if weight is None:
+        return x
+    x = x.float()
+    mean = (x * x * (1.0 / x.shape[-1])).sum(-1, keepdim=True)
+    x = x / (mean + eps).sqrt() * weight.float()
+    return (x if bias is None else x + bias.float()).bfloat16()
+
+
+def _rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of [tokens, heads, dim] by halves in fp32, rounded to bf16 and flattened."""
+    half = cos.shape[-1]
+    low, high, rest = x.float().split([half, half, x.shape[-1] - 2 * half], -1)
+    c, s = cos.float(), sin.float()
+    return torch.cat((low * c - high * s, high * c + low * s, rest), -1).bfloat16().flatten(1)
+
+
 def attention_pre(
     hidden_states: torch.Tensor,
     residual: torch.Tensor | None,
@@ -95,31 +115,16 @@ def attention_pre(
     **_: Any,
 ) -> tuple[torch.Tensor, ...]:
     """bf16 after each norm and after the projection, as the native chain of operators rounds."""
-
-    def norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        if weight is None:
-            return x
-        x = x.float()
-        mean = (x * x * (1.0 / x.shape[-1])).sum(-1, keepdim=True)
-        x = x / (mean + eps).sqrt() * weight.float()
-        return (x if bias is None else x + bias.float()).bfloat16()
-
-    def rope(x: torch.Tensor) -> torch.Tensor:
-        half = cos.shape[-1]
-        low, high, rest = x.float().split([half, half, x.shape[-1] - 2 * half], -1)
-        c, s = cos.float(), sin.float()
-        return torch.cat((low * c - high * s, high * c + low * s, rest), -1).bfloat16().flatten(1)
-
     total = hidden_states.float() if residual is None else hidden_states.float() + residual.float()
-    y = norm(total, input_layernorm_weight, input_layernorm_bias).float()
+    y = _norm(total, input_layernorm_weight, input_layernorm_bias, eps).float()
     y = y * atten_qkv_input_scale_reciprocal.float() + atten_qkv_input_offset.float()
     acc = y.round().clamp(-128, 127).double() @ atten_qkv_weight.double() + atten_qkv_quant_bias.double()
     qkv = (acc.float() * atten_qkv_deq_scale).bfloat16()
     head = head_dim if atten_q_norm_weight is None else atten_q_norm_weight.shape[0]
     q, k, v = qkv.split([query.shape[1], key.shape[1], key.shape[1]], -1)
-    q = norm(q.unflatten(-1, (-1, head)), atten_q_norm_weight, atten_q_norm_bias)
-    k = norm(k.unflatten(-1, (-1, head)), atten_k_norm_weight, atten_k_norm_bias)
-    return rope(q), rope(k), v, total.bfloat16()
+    q = _norm(q.unflatten(-1, (-1, head)), atten_q_norm_weight, atten_q_norm_bias, eps)
+    k = _norm(k.unflatten(-1, (-1, head)), atten_k_norm_weight, atten_k_norm_bias, eps)
+    return _rope(q, cos, sin), _rope(k, cos, sin), v, total.bfloat16()
 
 
 def shared_expert(
