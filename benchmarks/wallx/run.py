@@ -19,11 +19,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 # Idle compiler processes would disturb the host times.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
-import cases  # noqa: E402
-import measure  # noqa: E402
 import torch  # noqa: E402
+
+from benchmarks.wallx import cases, gemm, measure  # noqa: E402
+from benchmarks.wallx.case import Case, copy_of  # noqa: E402
+from benchmarks.wallx.positions import position_cases  # noqa: E402
 
 # A bf16 result rounded once from an fp32 sum lies within this of the exact one (norms); copies are exact.
 LIMIT = {"permute": 0.0, "permute, map given": 0.0, "dual GEMM": 3e-3}
@@ -48,10 +50,10 @@ def main() -> int:
             options.out.write_text(json.dumps(results, indent=1))
         del case
         free()
-    for first, second in cases.GEMM_ROWS[: 2 if options.quick else None]:
+    for first, second in gemm.ROWS[: 2 if options.quick else None]:
         for trans_b in (False, True):
             if options.only in "dual GEMM":
-                case = cases.gemm_case(first, second, trans_b)
+                case = gemm.gemm_case(first, second, trans_b)
                 failed |= not report(case, gemm_times(case, first), results)
                 options.out.write_text(json.dumps(results, indent=1))
                 del case
@@ -64,7 +66,7 @@ def main() -> int:
 
 def positions() -> dict[str, dict[str, float]]:
     found = {}
-    for name, calls in cases.position_cases():
+    for name, calls in position_cases():
         found[name] = {who: measure.whole(call) for who, call in calls.items()}
         print(name, "  ".join(f"{who} {us:.0f}" for who, us in found[name].items()), flush=True)
     return found
@@ -85,14 +87,14 @@ def ceilings() -> dict[str, float]:
     """What this card does at best: GB/s of a 2 + 2 GiB copy, TFLOP/s of an 8192^3 product."""
     size = 4 << 30
     matrix = torch.randn(8192, 8192, device="cuda").to(torch.bfloat16)
-    copy = measure.do_bench(cases.copy_of(size))
+    copy = measure.do_bench(copy_of(size))
     product = measure.do_bench(lambda: torch.mm(matrix, matrix))
     found = {"copy_gb_s": size / copy / 1e3, "mm_tflop_s": 2 * 8192**3 / product / 1e6}
     print(json.dumps(found), flush=True)
     return found
 
 
-def memory_times(case: cases.Case) -> dict[str, dict[str, float]]:
+def memory_times(case: Case) -> dict[str, dict[str, float]]:
     names = list(case.calls)
     times: dict[str, dict[str, float]] = {name: {} for name in names}
     for name, gpu in zip(names, measure.gpu_only(list(case.calls.values())), strict=True):
@@ -108,7 +110,7 @@ def memory_times(case: cases.Case) -> dict[str, dict[str, float]]:
     return times
 
 
-def gemm_times(case: cases.Case, rows: int) -> dict[str, dict[str, float]]:
+def gemm_times(case: Case, rows: int) -> dict[str, dict[str, float]]:
     names = list(case.calls)
     calls = list(case.calls.values())
     times: dict[str, dict[str, float]] = {name: {} for name in names}
@@ -128,7 +130,7 @@ def gemm_times(case: cases.Case, rows: int) -> dict[str, dict[str, float]]:
     return times
 
 
-def report(case: cases.Case, times: dict[str, dict[str, float]], results: dict[str, Any]) -> bool:
+def report(case: Case, times: dict[str, dict[str, float]], results: dict[str, Any]) -> bool:
     limit = LIMIT.get(case.operator, ROUNDED)
     right = case.errors.get("ours", 0.0) <= limit
     results["cases"].append(

@@ -1,0 +1,67 @@
+"""What a case is: one operator at one shape with everyone who computes it, and what cases are made of."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BF16 = torch.bfloat16
+Call = Callable[[], Any]
+
+
+@dataclass
+class Case:
+    """One operator at one shape."""
+
+    operator: str
+    shape: str
+    bytes: int
+    calls: dict[str, Call]
+    errors: dict[str, float] = field(default_factory=dict)
+    small: bool = False
+
+
+def peer(name: str) -> Any:
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def relative(actual: Tensor, exact: Tensor) -> float:
+    """Norm of the error over the norm of the exact result; NaN never passes."""
+    return ((actual.double() - exact.double()).norm() / exact.double().norm()).item()
+
+
+def copy_of(size: int) -> Call:
+    """A plain copy that moves ``size`` bytes, read and written together."""
+    source = torch.empty(size // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def routing(tokens: int, top_k: int) -> Tensor:
+    """int32 [T, K]: uniform over 2, 8 or 64 experts, distinct for one token."""
+    experts = {1: 2, 2: 8, 8: 64}[top_k]
+    return torch.rand(tokens, experts, device="cuda").topk(top_k).indices.to(torch.int32)
+
+
+def rows(tokens: int, hidden: int) -> Tensor:
+    return torch.randn(tokens, hidden, device="cuda").to(BF16)
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the next outputs will take."""
+    blocks = [torch.full((1 << 26,), float("nan"), device="cuda") for _ in range(4)]
+    del blocks
+
+
+def label(tokens: int, hidden: int, top_k: int) -> str:
+    return f"T={tokens} H={hidden} K={top_k}"
