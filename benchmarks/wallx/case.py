@@ -28,7 +28,9 @@ class Case:
 
 
 def peer(name: str) -> Any:
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+    """The module, or None where its package is not installed."""
+    package = name.partition(".")[0]
+    return importlib.import_module(name) if importlib.util.find_spec(package) else None
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
