@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from glm_pto_kernels import cache_key, check, hardware, notice, switches
-from glm_pto_kernels.choices import KERNEL, NAMES, Choice, canonical, decide
+from glm_pto_kernels.choices import NAMES, Choice, canonical, decide
+from glm_pto_kernels.variables import KERNEL
 
 Kernel = Callable[..., Any]
 

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from glm_pto_kernels import hardware, models, switches
+from glm_pto_kernels.variables import KERNEL, refuse_unknown
 
 NAMES = tuple(switches.SWITCHES.values())
 FUNCTIONS = {"ffn_share_expert_quant": "shared_expert"}  # the guide's function names, where they differ
 BACKENDS = ("auto", "pypto", "upstream", "custom", "torch")
-KERNEL = "GLM_PTO_KERNEL_"
-VARIABLES = tuple(KERNEL + name.upper() for name in NAMES)
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,11 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
     """The backend of an operator under an environment, and whether a function is registered for it.
 
     Raises:
-        ValueError: a word in the environment that is not known, or two that contradict each other.
+        ValueError: a name or a word in the environment that is not known, or two that contradict.
     """
+    refuse_unknown(environment)
     if name in _disabled(environment):
         return Choice("native", native="switched off by GLM_PTO_DISABLE")
-    for variable in environment:
-        if variable.startswith(KERNEL) and variable not in VARIABLES:
-            raise ValueError(f"{variable} names no operator; there is {', '.join(VARIABLES)}")
     dotted = environment.get(KERNEL + name.upper(), "").strip() or None
     backend = _backend_of(name, environment)
     if (registered or dotted) and backend in ("auto", "custom"):

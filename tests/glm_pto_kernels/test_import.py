@@ -50,6 +50,11 @@ def test_a_word_that_is_not_known_stops_the_import_with_a_reason() -> None:
     assert done.returncode != 0 and "ValueError: USE_PTO_GATE='perhaps'" in done.stderr
 
 
+def test_a_variable_that_nothing_reads_stops_the_import_with_the_one_that_was_meant() -> None:
+    done = run("import glm_pto_kernels", GLM_PTO_DISABEL="gate")
+    assert done.returncode != 0 and done.stderr.endswith("did you mean GLM_PTO_DISABLE?\n")
+
+
 def test_the_environment_reaches_the_operators() -> None:
     done = run(
         "import torch, glm_pto_kernels as K\n"
