@@ -1,4 +1,4 @@
-"""What an operator asks of a layer that is built elsewhere, one operator a file; the same stem as in ``ops``.
+"""What an operator asks of a layer or a call that is built elsewhere; the same stem as in ``ops``.
 
-An operator that asks two or three facts has them in its condition and has no file here.
+An operator that asks two or three facts has them beside its condition, and no file here.
 """
