@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import glm_pto
 from glm_pto.cli.text import counts
-from glm_pto.codemods import kernels, recipes
-from glm_pto.codemods.findings import Refusal, TreeReport, UsageError, WriteFailure
+from glm_pto.codemods import interpreter, kernels, recipes
+from glm_pto.codemods.findings import BLOCKING, Refusal, TreeReport, UsageError, WriteFailure
 
 #: What is asked of the Python that runs the packages; answered on one line of JSON.
 QUESTION = """
-import json, os, sys
+import json
 from importlib import metadata
 from importlib.util import find_spec
 names = json.loads(sys.argv[1])
@@ -77,12 +75,7 @@ def examine(trees: Sequence[Path], python: Path | None) -> tuple[Fact, ...]:
 
 def ask(python: Path | None) -> dict[str, object]:
     """Versions and places of the packages that a Python would import."""
-    command = [str(python or sys.executable), "-c", QUESTION, json.dumps(PACKAGES)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"--python {python}: cannot be asked for its packages ({error})") from None
-    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, object] = interpreter.ask(python, QUESTION, json.dumps(PACKAGES))
     return answer
 
 
@@ -168,15 +161,13 @@ def choices(packages: object, python: Path | None) -> Iterator[Fact]:
     assert isinstance(packages, dict)
     if not any(packages.get("torch") or ()) or not any(packages.get("glm-pto-kernels") or ()):
         return
-    done = subprocess.run(
-        [str(python or sys.executable), "-c", CHOICES], capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        why = done.stderr.strip().rpartition("\n")[2]
-        yield Fact("backends", "glm_pto_kernels", f"cannot be imported: {why}", "problem",
+    try:
+        found = interpreter.ask(python, CHOICES, timeout=300)
+    except interpreter.NoAnswer as error:
+        yield Fact("backends", "glm_pto_kernels", f"cannot be imported: {error.why}", "problem",
                    "guarded files import it; vLLM would stop with the same error")  # fmt: skip
         return
-    for name, backend, native in json.loads(done.stdout.splitlines()[-1]):
+    for name, backend, native in found:
         said = f"the original code computes: {native}" if native else f"the {backend} backend computes"
         yield Fact("backends", name, said, "note" if native else "ok")
 
@@ -198,7 +189,7 @@ def states(found: Sequence[TreeReport], python: Path | None) -> Iterator[Fact]:
     """Per tree: how many sites stand how, and which operator layer its code would load."""
     for tree in found:
         states = counts(tree.findings)
-        bad = {"moved", "ambiguous", "pasted", "edited"} & states.keys()
+        bad = {state.value for state in BLOCKING} & states.keys()
         words = ", ".join(f"{amount} {state}" for state, amount in sorted(states.items()))
         yield Fact("trees", str(tree.root), words or "no site", "problem" if bad else "ok",
                    "`glm-pto status` shows which" if bad else "")  # fmt: skip

@@ -42,7 +42,7 @@ def rehearse(settled: Sequence[trees.Tree], python: Path | None) -> tuple[Trial,
     """Run every guard of the trees; `Refusal` where the Python has no torch or no fitting operator layer."""
     found: list[Trial] = []
     for tree in settled:
-        layer = kernels.find(tree.root, (), trees.search_path(python) if python else None)
+        layer = kernels.find(tree.root, python=python)
         guards = verify.guards(tree)
         if layer is None:
             raise Refusal(f"{tree.root}: no {KERNELS} to run; apply with --install-kernels")

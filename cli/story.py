@@ -69,19 +69,23 @@ def looked_for(recipe: recipes.Recipe, packages: set[str]) -> Iterator[str]:
 
 
 def _found(tree: TreeReport, finding: Finding) -> Iterator[str]:
-    reached = {
-        True: "a decode step runs through it",
-        False: "a decode step does not run through it",
-        None: "whether a decode step runs through it cannot be told from the files",
-    }[finding.reached]
     line = f":{finding.line}" if finding.line else ""
     yield f"{finding.state.value}: {finding.file or finding.package}{line}"
     if finding.message:
         yield finding.message
     if finding.state.value != "absent":
-        yield f"{reached}: {finding.reached_when}" if finding.reached_when else reached
+        yield _reached(finding)
     if finding.file and finding.line:
         yield from excerpt(tree.root / finding.file, finding.line)
+
+
+def _reached(finding: Finding) -> str:
+    said, link = {
+        True: ("a decode step runs through it", ": "),
+        False: ("by default no decode step runs through it", "; it is reached "),
+        None: ("whether a decode step runs through it cannot be told from the files", ": "),
+    }[finding.reached]
+    return f"{said}{link}{finding.reached_when}" if finding.reached_when else said
 
 
 def excerpt(path: Path, line: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from glm_pto.codemods.findings import Action, Finding, State, TreeReport
+from glm_pto.codemods.findings import BLOCKING, Action, Finding, State, TreeReport
 
 if TYPE_CHECKING:
     from glm_pto.cli.rehearsal import Trial
@@ -48,14 +48,19 @@ def heading(tree: TreeReport) -> str:
 
 def row(finding: Finding) -> tuple[str, str, str, str]:
     """One line of the table."""
-    state = finding.action.value if finding.action else finding.state.value
     reached = {True: "yes", False: "no", None: "?"}[finding.reached]
     if finding.state is State.ABSENT:
         reached = "-"
     elif finding.reached is not True and finding.reached_when:
         reached += "*"
     where = f"{finding.file}:{finding.line}" if finding.line else finding.file or finding.package
-    return plain(finding.site), state, reached, plain(where)
+    return plain(finding.site), word(finding), reached, plain(where)
+
+
+def word(finding: Finding) -> str:
+    """What was done at the place, else how it stands; of a place that is not there nothing is "unchanged"."""
+    nothing = finding.action is Action.UNCHANGED and finding.state is State.ABSENT
+    return finding.state.value if finding.action is None or nothing else finding.action.value
 
 
 def remarks(findings: Iterable[Finding], verbose: bool) -> list[str]:
@@ -70,8 +75,8 @@ def remarks(findings: Iterable[Finding], verbose: bool) -> list[str]:
             and finding.state is not State.ABSENT
             and (verbose or finding.reached is not True)
         ):
-            star = "" if finding.reached else "* "
-            lines.setdefault(f"{star}is reached {finding.reached_when}", []).append(finding.site)
+            said = {True: "is reached", False: "* is reached", None: "* may be reached:"}[finding.reached]
+            lines.setdefault(f"{said} {finding.reached_when}", []).append(finding.site)
         if verbose and finding.form:
             lines.setdefault(f"form {finding.form}, place {finding.place}", []).append(finding.site)
     return [plain(f"{', '.join(dict.fromkeys(sites))}: {line}") for line, sites in lines.items()]
@@ -85,7 +90,7 @@ def notes(tree: TreeReport) -> list[str]:
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
     """How many places stand how: by action where there is one, else by state."""
-    return dict(Counter(f.action.value if f.action else f.state.value for f in findings))
+    return dict(Counter(map(word, findings)))
 
 
 def last_line(command: str, code: int, fields: dict[str, object]) -> str:
@@ -145,7 +150,7 @@ def advice(trees: Sequence[TreeReport], target: str = "") -> str:
     """What to do next, where status sees something to do."""
     target = plain(target)
     states = {f.state for tree in trees for f in tree.findings}
-    if states & {State.MOVED, State.AMBIGUOUS, State.PASTED, State.EDITED}:
+    if states & BLOCKING:
         return f"`glm-pto explain SITE{target}` tells more about a site that stands in the way."
     if State.APPLICABLE in states or State.REINSTALLED in states:
         return f"`glm-pto diff{target}` shows what apply would change, `glm-pto apply{target}` does it."

@@ -44,7 +44,7 @@ def strip(file: Source, sites: Collection[str] | None = None, *, force: bool = F
     standing = guards.find(file)
     going = [g for g in standing if sites is None or g.site in sites]
     going = [g for g in going if not g.fault or (force and g.orelse)]
-    at = guards.find_import(file)
+    at = imports.find(file)
     if at is not None and len(going) == len(standing):
         lines[at] = ""  # not removed yet: the guards are found by their line numbers
     for found in reversed(going):
@@ -114,8 +114,8 @@ def _prove(file: Source, edited: Source, wanted: Sequence[tuple[str, Match]]) ->
 
 def _remove(edited: Source, sites: Collection[str], original: Source) -> bytes:
     lines: list[str] = list(edited.lines)
-    at = guards.find_import(edited)
-    if at is not None and guards.find_import(original) is None:
+    at = imports.find(edited)
+    if at is not None and imports.find(original) is None:
         lines[at] = ""
     for found in reversed([g for g in guards.find(edited) if g.site in sites]):
         lines[found.header : found.end] = guards.unwrap(edited, found)

@@ -15,7 +15,6 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.source import Source, Unreadable, after, bounded, ending_of, first_line, indent_of
 
 #: Version of the guard's form. A guard of another version with an intact digest is ours too.
@@ -23,9 +22,8 @@ VERSION = 1
 
 MARKER = re.compile(r"  # glm-pto: (?P<site>[a-z_]+) (?P<version>\d+) (?P<digest>[0-9a-f]{8})[ \t]*$")
 _PREFIX = "# glm-pto: "
+_BY_HAND = "leave the site out (--skip SITE), or take its guard out by hand"
 _ELSE = re.compile(r"else:[ \t]*(#.*)?")
-#: Our import line, the same in every file.
-IMPORT = f"import {KERNELS}  {_PREFIX}import 1"
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,10 @@ def move(lines: list[str], indent: str, eol: str) -> str:
     try:
         module = libcst.parse_module("".join(lines) if at_top else head + "".join(lines))
         statement = libcst.If(libcst.Integer("1"), libcst.IndentedBlock([])) if at_top else module.body[0]
-        if not isinstance(statement, libcst.If) or (len(module.body) > 1 and not at_top) or module.header:
-            raise Unreadable("the lines are not one block")
-        block = statement.body
-        if not isinstance(block, libcst.IndentedBlock):
-            raise Unreadable("the lines are not one block")
+        block = statement.body if isinstance(statement, libcst.If) else None
+        more = (len(module.body) > 1 and not at_top) or module.header
+        if more or not isinstance(statement, libcst.If) or not isinstance(block, libcst.IndentedBlock):
+            raise Unreadable(f"the statements are not one block of lines; {_BY_HAND}")
         if at_top:  # the statements of the module become the block's
             block = block.with_changes(body=module.body, footer=module.footer)
         if indent:
@@ -99,12 +96,12 @@ def move(lines: list[str], indent: str, eol: str) -> str:
         else:  # a block without indentation is a module
             code = module.with_changes(body=block.body, footer=block.footer).code
     except (libcst.ParserSyntaxError, RecursionError, ValueError) as error:
-        raise Unreadable(f"LibCST cannot parse the statements ({type(error).__name__})") from None
+        raise Unreadable(f"LibCST cannot parse the statements ({type(error).__name__}); {_BY_HAND}") from None
     moved = code.removeprefix(head)
     if _program("".join(lines)) != _program(moved):
         raise Unreadable(
             "moving the statements to another indentation changes what they mean "
-            "(an f-string that spans lines, for example), so they cannot be guarded"
+            f"(an f-string that spans lines, for example); {_BY_HAND}"
         )
     return moved
 
@@ -212,7 +209,7 @@ def wrap(source: Source, block: list[ast.stmt], our: list[str], indent: str, uni
     """The lines that replace the block's: our lines and the block one level deeper."""
     start, end = first_line(block[0]), after(block[-1])
     eol = ending_of(our[0])
-    return [*our, move(list(source.lines[start:end]), indent + unit, eol)]
+    return [*our, _moved(source, start, end, indent + unit, eol)]
 
 
 def unwrap(source: Source, guard: Guard) -> list[str]:
@@ -222,8 +219,15 @@ def unwrap(source: Source, guard: Guard) -> list[str]:
     """
     if source.lines[guard.header].startswith("elif", len(guard.indent)):
         return list(source.lines[guard.branch_end - 1 : guard.end])
-    inner = list(source.lines[guard.branch_end : guard.end])
-    return [move(inner, guard.indent, ending_of(source.lines[guard.header]) or "\n")]
+    eol = ending_of(source.lines[guard.header]) or "\n"
+    return [_moved(source, guard.branch_end, guard.end, guard.indent, eol)]
+
+
+def _moved(source: Source, start: int, end: int, indent: str, eol: str) -> str:
+    try:
+        return move(list(source.lines[start:end]), indent, eol)
+    except Unreadable as error:
+        raise Unreadable(f"{source.name}:{start + 1}: {error}") from None
 
 
 def step_of(source: Source, block: list[ast.stmt], parent: ast.AST) -> str:
@@ -238,11 +242,3 @@ def step_of(source: Source, block: list[ast.stmt], parent: ast.AST) -> str:
     if not indent.startswith(outer) or indent == outer:
         raise Unreadable(f"{source.name}:{first_line(block[0]) + 1}: the indentation mixes tabs and spaces")
     return indent[len(outer) :]
-
-
-def find_import(source: Source) -> int | None:
-    """Index of our import line, or None."""
-    for node in source.tree.body:
-        if isinstance(node, ast.Import) and source.lines[node.lineno - 1].rstrip("\r\n") == IMPORT:
-            return node.lineno - 1
-    return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from glm_pto.codemods.guard import IMPORT
 from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.source import Source, Unreadable, after, ending_of, first_line
+
+#: Our import line, the same in every file.
+IMPORT = f"import {KERNELS}  # glm-pto: import 1"
 
 
 def position(source: Source, site_line: int) -> int | None:
@@ -38,6 +40,14 @@ def insert(source: Source, at: int) -> str:
     """Our import line with the ending of the line next to it."""
     neighbour = source.lines[at - 1] if at else source.lines[at]
     return IMPORT + (ending_of(neighbour) or "\n")
+
+
+def find(source: Source) -> int | None:
+    """Index of our import line, or None."""
+    for node in source.tree.body:
+        if isinstance(node, ast.Import) and source.lines[node.lineno - 1].rstrip("\r\n") == IMPORT:
+            return node.lineno - 1
+    return None
 
 
 def _is_docstring(node: ast.stmt) -> bool:

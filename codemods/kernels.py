@@ -13,7 +13,6 @@ from pathlib import Path
 from glm_pto.codemods import reading
 from glm_pto.codemods.findings import FileChange, Refusal
 from glm_pto.codemods.recipe import KERNELS
-from glm_pto.codemods.trees import search_path
 
 #: Lists the files of a copy that `--install-kernels` made, with hashes: removable without any state.
 RECEIPT = "_copied_by_glm_pto.json"
@@ -27,9 +26,9 @@ class Layer:
     missing: tuple[str, ...]
 
 
-def find(root: Path, functions: Iterable[str], search: list[str] | None = None) -> Layer | None:
-    """The layer beside the packages, else the one on the module search path; None if there is none."""
-    spec = PathFinder.find_spec(KERNELS, [str(root), *(_path_with(root) if search is None else search)])
+def find(root: Path, functions: Iterable[str] = (), python: Path | None = None) -> Layer | None:
+    """The layer beside the packages, else where the Python that imports from ``root`` looks; None without."""
+    spec = PathFinder.find_spec(KERNELS, [str(root), *_search_path(root, python)])
     if spec is None:
         return None
     places = list(spec.submodule_search_locations or ())
@@ -40,12 +39,16 @@ def find(root: Path, functions: Iterable[str], search: list[str] | None = None) 
     return Layer(folder, tuple(name for name in wanted if name not in text))
 
 
-def _path_with(root: Path) -> list[str]:
-    """The search path of the Python that imports from ``root``, as far as this Python knows.
+def _search_path(root: Path, python: Path | None) -> list[str]:
+    """The search path of ``python``; of the Python that imports from ``root``, as far as this one knows.
 
     Not its own where the root is the site-packages of another environment: a tool in an environment of its
     own (pipx) would find its own layer, which the patched code does not.
     """
+    if python is not None:
+        from glm_pto.codemods import interpreter
+
+        return interpreter.search_path(python)
     other = root.name in ("site-packages", "dist-packages") and not any(
         Path(entry).resolve() == root.resolve() for entry in sys.path if entry
     )
@@ -54,7 +57,7 @@ def _path_with(root: Path) -> list[str]:
 
 def problem(root: Path, functions: Iterable[str], python: Path | None = None) -> str | None:
     """Why patched code at ``root`` could not call the layer, with what to do; None if it could."""
-    layer = find(root, functions, search_path(python) if python else None)
+    layer = find(root, functions, python)
     advice = (
         f"run `{python or 'python'} -m pip install glm-pto` with the Python that runs the packages, "
         "or apply with --install-kernels to copy the layer beside them; "

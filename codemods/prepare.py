@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_pto.codemods import edit, guard, kernels, marks, plan, recall
-from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Options, State, TreeReport
+from glm_pto.codemods.findings import BLOCKING, Action, FileChange, Finding, Options, State, TreeReport
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import KERNELS, Recipe
 from glm_pto.codemods.source import Unreadable
@@ -89,12 +89,19 @@ def _unreached(done: TreeReport, chosen: Sequence[Recipe]) -> list[str]:
     for recipe in chosen:
         rows = [f for f in done.findings if f.site == recipe.site]
         if rows and not any(f.state is State.APPLIED and f.reached for f in rows):
-            why = "; ".join(filter(None, (f.reached_when or f.message for f in rows)))
+            why = "; ".join(filter(None, map(_instead, rows)))
             problems.append(
                 f"{done.root}: {recipe.site} is not reached by a decode step here: {why}. Use "
                 f"--skip {recipe.site}, or leave --require out where your settings reach it"
             )
     return problems
+
+
+def _instead(row: Finding) -> str:
+    """Why a decode step does not run through the place, or when one does."""
+    if row.state is State.ABSENT:
+        return row.message
+    return f"it is reached {row.reached_when}" if row.reached is False else row.reached_when or row.message
 
 
 def prepare_revert(tree: Tree, asked: Options) -> Prepared:

@@ -189,7 +189,9 @@ def _installed(python: Path | None) -> list[Path]:
         found = [(s.origin, s.submodule_search_locations) for s in map(find_spec, PACKAGES) if s]
         places = [[origin or "", *(paths or ())] for origin, paths in found]
     else:
-        places = _ask(python)
+        from glm_pto.codemods import interpreter
+
+        places = interpreter.ask(python, _QUESTION, *PACKAGES)
     folders = []
     for origin, *paths in places:
         folder = Path(origin).parent if origin.endswith("__init__.py") else Path(paths[0] if paths else "")
@@ -199,39 +201,8 @@ def _installed(python: Path | None) -> list[Path]:
 
 
 _QUESTION = """
-import json, sys
+import json
 from importlib.util import find_spec
-sys.path[:] = filter(None, sys.path)
 found = [s for s in map(find_spec, sys.argv[1:]) if s]
 print(json.dumps([[s.origin or "", *(s.submodule_search_locations or ())] for s in found]))
 """
-
-
-def _ask(python: Path) -> list[list[str]]:
-    import json
-
-    answer: list[list[str]] = json.loads(_output(python, _QUESTION, *PACKAGES))
-    return answer
-
-
-def search_path(python: Path) -> list[str]:
-    """The module search path of another Python."""
-    import json
-
-    path: list[str] = json.loads(
-        _output(python, "import json, sys; print(json.dumps([p for p in sys.path if p]))")
-    )
-    return path
-
-
-def _output(python: Path, code: str, *arguments: str) -> str:
-    command = [str(python), "-c", code, *arguments]
-    import subprocess
-
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().rpartition("\n")[2] or f"it ended with {error.returncode}"
-        raise UsageError(f"--python {python}: is not a Python that can be asked ({said})") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"--python {python}: cannot be run ({error})") from None

@@ -83,7 +83,7 @@ def verify(settled: Sequence[trees.Tree], *, python: Path | None = None) -> tupl
     """Every check of every guard in the trees; raises `UsageError` where there is no guard at all."""
     found: list[Check] = []
     for tree in settled:
-        layer = kernels.find(tree.root, (), trees.search_path(python) if python else None)
+        layer = kernels.find(tree.root, python=python)
         folder = None if layer is None else layer.folder
         record = state.load(tree.root).record
         for package in tree.packages:

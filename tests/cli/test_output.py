@@ -89,6 +89,32 @@ def test_status_check_asks_for_every_site(run, tree: Path) -> None:
     assert run("status", tree, "--check", "--skip", "gate").returncode == 0
 
 
+def test_a_site_that_the_release_has_not_is_absent_and_not_unchanged(run, tree: Path) -> None:
+    shutil.rmtree(tree / "vllm")
+    (tree / "vllm_ascend/ops/fused_moe/fused_moe.py").unlink()
+    first = run("apply", tree).stdout
+    assert "shared_expert    absent   -" in first and first.endswith("absent=1\n")
+    assert run("apply", tree).stdout.endswith("action=unchanged trees=1 unchanged=2 absent=1\n")
+
+
+@pytest.mark.parametrize(
+    "command", [("explain", "attention_pre"), ("apply", "--require", "reached"), ("status",)]
+)
+def test_when_a_place_is_reached_is_not_said_as_the_reason_why_it_is_not(run, tree: Path, command) -> None:
+    shutil.rmtree(tree / "vllm_ascend")
+    answer = run(*command, tree)
+    said = " ".join((answer.stdout + answer.stderr).split())
+    assert "is reached with vllm-ascend beside vllm" in said
+    assert "decode step does not run through it: with" not in said and "step here: with" not in said
+
+
+def test_where_the_files_do_not_tell_nothing_is_said_to_be_reached(run, tree: Path) -> None:
+    for info in tree.glob("vllm_ascend-*"):
+        shutil.rmtree(info)
+    told = run("status", tree).stdout
+    assert "paged_attention: * may be reached: the version of vllm-ascend is unknown" in told
+
+
 def test_status_require_reached_fails_where_a_decode_step_does_not_pass(run, tree: Path) -> None:
     """Without vllm-ascend nothing runs vllm's own shared expert in W8A8; the gate is on every path."""
     assert run("status", tree, "--require", "reached").returncode == 0

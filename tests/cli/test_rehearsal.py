@@ -43,7 +43,7 @@ def test_a_wrong_guard_is_seen(applied: Path) -> None:
         right, wrong = MISTAKES[question["site"]]
         assert right in question["guard"]
         question["guard"] = question["guard"].replace(right, wrong)
-    layer = kernels.find(applied, ())
+    layer = kernels.find(applied)
     assert layer is not None
     answers = rehearsal.ask(None, layer.folder.parent, questions)
     trials = [rehearsal.Trial(applied, file="", line=1, **row) for row in answers]

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from glm_pto.codemods import edit, guard, locate, source
+from glm_pto.codemods import edit, guard, imports, locate, source
 from glm_pto.codemods.recipe import Form
 
 FORM = Form(
@@ -168,7 +168,7 @@ def _without_guard(data: bytes) -> str:
             return node.orelse if "USE_PTO_GATE" in ast.dump(node.test) else node
 
     tree = ast.parse(data)
-    mine = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n").index(guard.IMPORT.encode()) + 1
+    mine = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n").index(imports.IMPORT.encode()) + 1
     tree.body = [n for n in tree.body if not (isinstance(n, ast.Import) and n.lineno == mine)]
     return ast.dump(Undo().visit(tree))
 
@@ -237,8 +237,19 @@ ANY = Form("any", "module.py", "Layer.forward", "out = $x", "K.A", "out = K.b()"
 
 def test_refuses_an_f_string_whose_meaning_would_change():
     text = body('        out = f"""{(\n        x\n        )=}"""\n')
-    with pytest.raises(source.Unreadable, match="changes what they mean"):
+    with pytest.raises(
+        source.Unreadable, match=r"^module\.py:\d+: moving .* changes what they mean .*--skip"
+    ):
         wrap(text.encode(), ANY)
+
+
+def test_names_file_and_line_where_an_else_branch_cannot_be_moved_back():
+    after = wrap(BEFORE.encode()).decode()
+    line = "            out = self.run(x)  # trailing\n"
+    assert line in after
+    edited = after.replace(line, '            out = f"""{(\n            x\n            )=}"""\n')
+    with pytest.raises(source.Unreadable, match=r"^module\.py:\d+: moving .* take its guard out by hand"):
+        strip(edited.encode())
 
 
 def test_moves_only_code_never_the_content_of_strings():
@@ -352,7 +363,7 @@ def test_a_commented_out_guard_is_no_guard():
 @pytest.mark.parametrize("below", ["", "\n\nlast = 1\n"])
 def test_our_import_is_found_again_below_the_guard(below):
     after = wrap(BEFORE.encode()).decode()
-    moved = after.replace(guard.IMPORT + "\n", "") + guard.IMPORT + "\n" + below
+    moved = after.replace(imports.IMPORT + "\n", "") + imports.IMPORT + "\n" + below
     assert strip(moved.encode()).decode() == BEFORE + below
 
 
