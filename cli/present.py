@@ -127,23 +127,25 @@ def examined(report: Report, facts: Sequence[Fact]) -> int:
 
 def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()) -> int:
     """What verify proved, and what its trials gave; 3 where something is refuted."""
+    from glm_pto.cli import proof
+
     code = 3 if any(c.ok is False for c in checks) or not all(t.good for t in trials) else 0
     if report.json:
         from glm_pto.cli import document
 
         return report.document(document.of_checks(checks, trials), code)
     if not report.quiet:
-        report.table(*text.proofs(checks))
-        for line in text.proof_legend(checks) if report.verbose else ():
+        report.table(*proof.table(checks))
+        for line in proof.legend(checks) if report.verbose else ():
             report.line(f"  {line}")
-        for line in text.proof_remarks(checks, report.verbose):
+        for line in proof.remarks(checks, report.verbose):
             report.line(f"  {line}", style="yellow")
         report.line()
-        report.line(text.proof_summary(checks))
+        report.line(proof.summary(checks))
     if trials and not report.quiet:
         report.line()
         report.line("Run on the CPU, torch reference against the original statements", style="bold")
-        report.table(*text.trials(trials))
+        report.table(*proof.trials(trials))
     words = {True: "proved", False: "refuted", None: "undecided"}
     ran = text.tally(("agrees" if t.good else "differs") if t.ran else "not_run" for t in trials)
     return report.ended(code, {**text.tally(words[c.ok] for c in checks), **ran})

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from glm_pto.codemods.findings import BLOCKING, Action, Finding, State, TreeReport
 
 if TYPE_CHECKING:
-    from glm_pto.cli.rehearsal import Trial
     from glm_pto.codemods.operations import DiffResult, Result
-    from glm_pto.codemods.verify import Check
 
 #: Colour of a state on a terminal.
 COLORS = {
@@ -195,58 +193,3 @@ def wrapped(words: str, width: int = 96) -> list[str]:
 def tally(words: Iterable[str]) -> dict[str, object]:
     """How often each word occurs, for the last line."""
     return dict(Counter(words))
-
-
-def proofs(checks: Sequence[Check]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and rows of the table of verify: one row per guard, one column per check."""
-    names = tuple(dict.fromkeys(c.name for c in checks))
-    guards = sorted({(c.site, c.file, c.line) for c in checks})
-    results = {(c.site, c.file, c.line, c.name): c.ok for c in checks}
-    marks = {True: "ok", False: "NO", None: "?"}
-    rows = []
-    for site, file, line in guards:
-        cells = [
-            marks[results[site, file, line, n]] if (site, file, line, n) in results else "-" for n in names
-        ]
-        verdict = "refuted" if "NO" in cells else "proved"
-        rows.append((plain(site), verdict, *cells, plain(f"{file}:{line}")))
-    return ("site", "verdict", *names, "where"), rows
-
-
-def proof_legend(checks: Sequence[Check]) -> list[str]:
-    """What each column of that table proves."""
-    from glm_pto.codemods.verify import CHECKS
-
-    return [f"{name}: {CHECKS[name]}" for name in dict.fromkeys(c.name for c in checks)]
-
-
-def proof_summary(checks: Sequence[Check]) -> str:
-    """What the table amounts to, in one sentence."""
-    guards = {(c.site, c.file, c.line) for c in checks}
-    refuted = {(c.site, c.file, c.line) for c in checks if c.ok is False}
-    amount = f"{len(guards)} guard{'s' if len(guards) != 1 else ''}, {len(checks)} checks"
-    if refuted:
-        return f"{amount}: {len(refuted)} refuted; `glm-pto explain SITE` tells more about a site."
-    undecided = sum(c.ok is None for c in checks)
-    left = f" {undecided} could not be decided here, see above." if undecided else ""
-    return f"{amount}, none refuted: a guard that is off, or taken out, leaves the original program.{left}"
-
-
-def proof_remarks(checks: Sequence[Check], verbose: bool) -> list[str]:
-    """Why a check failed or could not be decided."""
-    told = [c for c in checks if c.detail and (c.ok is False or verbose or c.ok is None)]
-    return list(dict.fromkeys(plain(f"{c.site}: {c.name}: {c.detail}") for c in told))
-
-
-def trials(found: Sequence[Trial]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and rows of the table of `verify --run`."""
-    rows: list[tuple[str, ...]] = []
-    for one in found:
-        verdict = ("agrees" if one.good else "differs") if one.ran else "not run"
-        numbers = (
-            (f"{one.off:.2g}", f"{one.on:.2g}", f"{one.allowed:.2g}", str(one.calls))
-            if one.ran
-            else ("-",) * 4
-        )
-        rows.append((plain(one.site), verdict, *numbers, plain(one.detail or f"{one.file}:{one.line}")))
-    return ("site", "verdict", "off", "on", "allowed", "calls", "where"), rows
