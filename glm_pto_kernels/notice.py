@@ -49,11 +49,15 @@ def capturing() -> bool:
     Each decode step asks for each layer, so what torch may lack is looked up without asking torch for it. A
     torch_npu that cannot tell is old enough for vLLM's forward context to say so.
     """
-    npu = TORCH.get("npu")
-    probe = getattr(npu, "is_current_stream_capturing", None)
-    if probe is not None:
-        return probe()  # type: ignore[no-any-return]
-    if npu is None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    try:
+        probe = TORCH["npu"].is_current_stream_capturing
+    except (KeyError, AttributeError):
+        return _captures_otherwise()
+    return probe()  # type: ignore[no-any-return]
+
+
+def _captures_otherwise() -> bool:
+    if "npu" not in TORCH and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return True
     context = getattr(sys.modules.get("vllm.forward_context"), "_forward_context", None)
     return getattr(context, "capturing", False) is True
