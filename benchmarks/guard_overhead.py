@@ -63,6 +63,7 @@ class MoE(torch.nn.Module):
         self.gate = torch.nn.Linear(sizes.hidden, sizes.experts, bias=False)
         self._shared_experts = stand_ins.SharedExpert(sizes)
         self.multistream_overlap_shared_expert = False
+        self.swiglu_limit = 0.0
 
 
 Pair = tuple[Callable[[], bool], Callable[[], str | None]]
@@ -97,6 +98,7 @@ def of_experts(sizes: stand_ins.Sizes, hidden: torch.Tensor) -> dict[str, Pair]:
             lambda: (
                 K.USE_PTO_SHARE_EXPERTS
                 and not moe.multistream_overlap_shared_expert
+                and not moe.swiglu_limit
                 and K.ffn_share_expert_quant_supported(expert, hidden)
             ),
             lambda: K.ffn_share_expert_quant_refusal(expert, hidden),

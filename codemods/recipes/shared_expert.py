@@ -24,8 +24,11 @@ SWITCH = "K.USE_PTO_SHARE_EXPERTS"
 # On a stream of its own the native code orders its parts by events; the operator would not wait for them.
 OF_LAYER = (
     f"{SWITCH} and not self.multistream_overlap_shared_expert"
-    " and K.ffn_share_expert_quant_supported(self._shared_experts, hidden_states)"
+    " and {only}K.ffn_share_expert_quant_supported(self._shared_experts, hidden_states)"
 )
+# What limits the routed experts' activation limits the shared expert's in these statements; its own module
+# knows nothing of it.
+UNLIMITED = "not {of}.swiglu_limit and "
 LAYER = "shared_out = K.ffn_share_expert_quant(self._shared_experts, hidden_states)"
 
 CALL = "shared_out = self._shared_experts(hidden_states)"
@@ -115,15 +118,16 @@ def _vllm_is_0_23_0(tree: Tree) -> bool:
     return vllm is not None and vllm.version == "0.23.0"
 
 
-def of_layer(name: str, file: str, scope: str, site: str, releases: str) -> Form:
-    """Where the MoE layer itself holds the shared expert."""
-    return Form(name, file, scope, site, OF_LAYER, LAYER, releases)
+def of_layer(name: str, file: str, scope: str, site: str, releases: str, *, only: str = "") -> Form:
+    """Where the MoE layer itself holds the shared expert; ``only`` adds to the condition."""
+    return Form(name, file, scope, site, OF_LAYER.format(only=only), LAYER, releases)
 
 
 def of_executor(name: str, site: str, rows: str, releases: str, *, only: str = "", first: str = "") -> Form:
     """Where an executor beside the MoE layer does; ``only`` and ``first`` add to condition and branch."""
     condition = (
-        f"{SWITCH} and not self.multistream_overlap and {only}not has_lora(self.lora_context)"
+        f"{SWITCH} and not self.multistream_overlap and {UNLIMITED.format(of='self')}"
+        f"{only}not has_lora(self.lora_context)"
         f" and K.ffn_share_expert_quant_supported(self.layer, {rows})"
     )
     branch = f"{first}shared_out = K.ffn_share_expert_quant(self.layer, {rows})"
@@ -131,6 +135,7 @@ def of_executor(name: str, site: str, rows: str, releases: str, *, only: str = "
 
 
 IN_LAYER = "_forward_shared_experts"
+IN_STEP = UNLIMITED.format(of="fused_moe_evts")
 OF_LAYER_QUANT = BY_QUANTISATION.format(quantised="has_quantized_shared")
 OF_EXECUTOR_QUANT = BY_QUANTISATION.format(quantised="has_quantized_shared_without_lora")
 FORMS = (
@@ -161,6 +166,7 @@ FORMS = (
         f"AscendFusedMoE.{IN_LAYER}",
         OF_LAYER_QUANT,
         "vllm-ascend 0.20.2rc1-0.22.1rc1",
+        only=IN_STEP,
     ),
     of_layer(
         "by-quantisation-runner",
@@ -168,6 +174,7 @@ FORMS = (
         f"AscendMoERunner.{IN_LAYER}",
         OF_LAYER_QUANT,
         "vllm-ascend 0.24.0rc1-0.26.0rc1; 0.23.0rc1-0.23.0.post1 with another vllm than 0.23.0",
+        only=IN_STEP,
     ),
     of_executor("executor", OF_EXECUTOR_QUANT, "hidden_states", "vllm-ascend 0.27.1rc1"),
     of_executor(
@@ -192,6 +199,7 @@ OF_COPY = of_layer(
     f"AscendFusedMoE.{IN_LAYER}",
     OF_LAYER_QUANT,
     "vllm-ascend 0.23.0rc1-0.23.0.post1",
+    only=IN_STEP,
 )
 
 RECIPE = Recipe(

@@ -445,7 +445,7 @@ def test_shared_expert(
     up, down = expert.gate_up_proj, expert.down_proj
     up.weight_scale_fp32 = up.weight_scale.float()
 
-    def run(path: Path, native: Native, overlap: bool = False) -> Any:
+    def run(path: Path, native: Native, overlap: bool = False, limit: float = 0.0) -> Any:
         whole = native.of(
             lambda *_, **__: shared_expert.reference(
                 hidden, up.weight, up.weight_scale, down.weight, down.weight_scale
@@ -471,7 +471,7 @@ def test_shared_expert(
             quant_type=pieces.W8A8,
             situ_activation=None,
             lora_context=None,
-            swiglu_limit=0.0,
+            swiglu_limit=limit,
             swiglu_alpha=1.0,
             swiglu_beta=0.0,
             multistream_overlap=overlap,
@@ -504,7 +504,7 @@ def test_shared_expert(
                 return mlp(function, expert, whole, hidden)
             if form in ("executor-call", "executor-staged"):
                 return function(layer, SimpleNamespace(hidden_states=hidden, is_gathered=False), MagicMock())
-            events = None if form.startswith("call") else MagicMock(swiglu_limit=0.0)
+            events = None if form.startswith("call") else MagicMock(swiglu_limit=limit)
             out = function(layer, hidden, events)
             return out[0] if isinstance(out, tuple) else out
 
@@ -512,6 +512,8 @@ def test_shared_expert(
     assert ours.shape == hidden.shape and close(ours, theirs, shared_expert.TOLERANCE)
     if form != "mlp":
         stays_native(case, lambda path, native: run(path, native, overlap=True))
+    if form.startswith(("by-quantisation", "executor")):
+        stays_native(case, lambda path, native: run(path, native, limit=7.0))
 
 
 def mlp(function: Function, expert: Any, whole: Function, hidden: torch.Tensor) -> Any:

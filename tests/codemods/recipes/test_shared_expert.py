@@ -117,11 +117,13 @@ def executor() -> str:
     return choice("AscendSharedExperts", "forward", "has_quantized_shared_without_lora")
 
 
-GUARD = (
-    "if glm_pto_kernels.USE_PTO_SHARE_EXPERTS and not self.multistream_overlap_shared_expert and "
+CONDITION = (
+    "if glm_pto_kernels.USE_PTO_SHARE_EXPERTS and not self.multistream_overlap_shared_expert and {only}"
     "glm_pto_kernels.ffn_share_expert_quant_supported(self._shared_experts, hidden_states):"
     "  # shared_expert\n"
 )
+GUARD = CONDITION.format(only="")
+UNLIMITED = CONDITION.format(only="not fused_moe_evts.swiglu_limit and ")
 BRANCH = "shared_out = glm_pto_kernels.ffn_share_expert_quant(self._shared_experts, hidden_states)\n"
 
 
@@ -159,9 +161,8 @@ def test_guards_the_choice_with_all_its_arms(patient: Make, path: str, owner: st
     tree = patient({path: choice(owner)})
     assert [f.form for f in tree.findings().values() if f.form] == [form]
     edited = tree.guarded()
-    assert (
-        f"        {GUARD}            {BRANCH}        else:\n            if has_quantized_shared and" in edited
-    )
+    guarded = f"        {UNLIMITED}            {BRANCH}        else:\n"
+    assert f"{guarded}            if has_quantized_shared and" in edited
     assert "            elif has_quantized_shared and" in edited
 
 
@@ -174,7 +175,7 @@ def test_guards_the_executor(patient: Make, text: str, form: str) -> None:
     assert tree.finding().form == form
     assert (
         "        if glm_pto_kernels.USE_PTO_SHARE_EXPERTS and not self.multistream_overlap and "
-        "not has_lora(self.lora_context) and "
+        "not self.swiglu_limit and not has_lora(self.lora_context) and "
         "glm_pto_kernels.ffn_share_expert_quant_supported(self.layer, hidden_states):  # shared_expert\n"
         "            shared_out = glm_pto_kernels.ffn_share_expert_quant(self.layer, hidden_states)\n"
     ) in tree.guarded()
@@ -185,9 +186,10 @@ def test_guards_the_staged_executor_in_its_plain_mode(patient: Make) -> None:
     assert tree.finding().form == "executor-staged"
     edited = tree.guarded()
     assert (
-        " and submitted_gate_up is None and mode is SharedExpertParallelMode.TENSOR_PARALLEL and "
-        "not has_lora(self.lora_context) and glm_pto_kernels.ffn_share_expert_quant_supported("
-        "self.layer, prepared_input.hidden_states):  # shared_expert\n"
+        " and not self.swiglu_limit and submitted_gate_up is None and "
+        "mode is SharedExpertParallelMode.TENSOR_PARALLEL and not has_lora(self.lora_context) and "
+        "glm_pto_kernels.ffn_share_expert_quant_supported(self.layer, prepared_input.hidden_states):"
+        "  # shared_expert\n"
         "            local_dp_metadata = None\n"
         "            shared_out = glm_pto_kernels.ffn_share_expert_quant("
         "self.layer, prepared_input.hidden_states)\n"
