@@ -37,7 +37,7 @@ Examples:
     is_flag=True,
     help="Copy the operator layer beside the packages where the target cannot import one.",
 )
-@options.output
+@options.output()
 def command(
     report: Report,
     trees: tuple[Path, ...],

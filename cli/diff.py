@@ -45,7 +45,7 @@ WHICH = {None: "auto", True: "applied", False: "pending"}
     help="Write the patch to FILE.",
 )
 @click.option("--pager/--no-pager", default=True, help="Use a pager on a terminal.")
-@options.output
+@options.output(verbose=False)
 def command(
     report: Report,
     trees: tuple[Path, ...],

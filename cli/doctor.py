@@ -23,7 +23,7 @@ Examples:
 
 @click.command("doctor", epilog=EXAMPLES)
 @options.trees
-@options.output
+@options.output(verbose=False)
 def command(report: Report, trees: tuple[Path, ...], python: Path | None) -> int:
     """Tell what stands on this machine, without importing vllm, and what to do about what stands in the way.
 

@@ -24,7 +24,7 @@ Examples:
 @click.command("explain", epilog=EXAMPLES)
 @click.argument("site", type=options.Site(), metavar="SITE")
 @options.trees
-@options.output
+@options.output(quiet=False, verbose=False)
 def command(report: Report, site: str, trees: tuple[Path, ...], python: Path | None) -> int:
     """Tell all about one SITE: what is replaced and why, its switch, what it asks of the model.
 

@@ -37,7 +37,7 @@ def command() -> None:
 
 @command.command("import", epilog="Example: glm-pto kernels import ~/src/pypto")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@options.output
+@options.output(verbose=False)
 def import_(report: Report, folder: Path) -> int:
     """Check the kernels in DIR, a checkout or its models/glm_v4_5, and record them."""
     checkout = _checkout()
@@ -50,7 +50,7 @@ def import_(report: Report, folder: Path) -> int:
 
 
 @command.command("list")
-@options.output
+@options.output(verbose=False)
 def list_(report: Report) -> int:
     """Show the recorded checkout, and what has changed in it since. Exit code 3 if it cannot be used."""
     checkout = _checkout()
@@ -67,7 +67,7 @@ def list_(report: Report) -> int:
 
 
 @command.command("remove")
-@options.output
+@options.output(verbose=False)
 def remove(report: Report) -> int:
     """Forget the recorded checkout; the checkout itself is left alone."""
     checkout = _checkout()

@@ -143,9 +143,10 @@ def shown(function: Command) -> Command:
     return _reported(function, (_COLOR,))
 
 
-def output(function: Command) -> Command:
-    """For commands with results: ``--json``, ``--quiet``, ``--verbose``, ``--color``."""
-    return _reported(function, (_COLOR, _VERBOSE, _QUIET, _JSON))
+def output(*, quiet: bool = True, verbose: bool = True) -> Callable[[Command], Command]:
+    """For commands with results: ``--json``, ``--color``, and what changes the output of the other two."""
+    flags = (_COLOR, *([_VERBOSE] if verbose else []), *([_QUIET] if quiet else []), _JSON)
+    return lambda function: _reported(function, flags)
 
 
 def _guarded(report: Report, work: Callable[[], int | None]) -> int:

@@ -27,7 +27,7 @@ Examples:
 @options.choice
 @click.option("-n", "--dry-run", is_flag=True, help="Do and check everything but the writing.")
 @click.option("--force", is_flag=True, help="Also take out guards whose own lines were edited by hand.")
-@options.output
+@options.output()
 def command(
     report: Report,
     trees: tuple[Path, ...],

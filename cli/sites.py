@@ -21,7 +21,7 @@ Examples:
 
 
 @click.command("sites", epilog=EXAMPLES)
-@options.output
+@options.output(quiet=False)
 def command(report: Report) -> int:
     """List the sites that the recipes know: what is replaced, in which package, by which switch."""
     from glm_pto.codemods import recipes

@@ -32,7 +32,7 @@ Examples:
     metavar="reached",
     help="Exit 1 where a site stands in code that a decode step does not reach.",
 )
-@options.output
+@options.output()
 def command(
     report: Report,
     trees: tuple[Path, ...],

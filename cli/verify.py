@@ -24,7 +24,7 @@ Examples:
 @click.command("verify", epilog=EXAMPLES)
 @options.trees
 @click.option("--run", is_flag=True, help="Also run the guards on small random layers (needs torch).")
-@options.output
+@options.output()
 def command(report: Report, trees: tuple[Path, ...], python: Path | None, run: bool) -> int:
     """Prove the edit that stands in every TREE, from the files alone; exit 3 where a proof fails.
 

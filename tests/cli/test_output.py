@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto.cli import demo
+from glm_pto.cli import COMMANDS, demo
 from glm_pto.codemods import verify
 from tests.cli.schema import faults
 
@@ -236,6 +236,18 @@ def test_a_diff_without_a_difference_says_so_beside_the_empty_patch(run, tree: P
     answer = run("diff", tree, "--applied")
     assert (answer.returncode, answer.stdout) == (0, "") and "no difference to show" in answer.stderr
     assert run("diff", tree, "--applied", "--quiet").stderr == ""
+
+
+def test_quiet_and_verbose_are_offered_where_they_change_the_output(run, tree: Path) -> None:
+    def said(*words: str | Path) -> str:
+        run("apply", tree)
+        return run(*words).stdout
+
+    for name in COMMANDS:
+        offered = run(name, "-h").stdout
+        words = [name, *(["gate"] if name == "explain" else []), *([] if name == "sites" else [tree])]
+        for flag in (flag for flag in ("--quiet", "--verbose") if flag in offered):
+            assert said(*words, flag) != said(*words), f"{name} {flag}"
 
 
 def test_verify_says_what_its_columns_prove_where_more_is_asked_for(run, tree: Path) -> None:
