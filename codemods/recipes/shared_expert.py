@@ -147,18 +147,10 @@ FORMS = (
         "vllm-ascend 0.11.0rc0-0.11.0",
     ),
     of_layer(
-        "call",
-        FUSED_MOE,
-        "AscendSharedFusedMoE.forward_impl",
-        CALL,
-        "vllm-ascend 0.12.0rc1, 0.13.0rc1",
+        "call", FUSED_MOE, "AscendSharedFusedMoE.forward_impl", CALL, "vllm-ascend 0.12.0rc1, 0.13.0rc1"
     ),
     of_layer(
-        "two-parts",
-        FUSED_MOE,
-        f"AscendSharedFusedMoE.{IN_LAYER}",
-        PARTS,
-        "vllm-ascend 0.13.0rc2-0.19.1rc1",
+        "two-parts", FUSED_MOE, f"AscendSharedFusedMoE.{IN_LAYER}", PARTS, "vllm-ascend 0.13.0rc2-0.19.1rc1"
     ),
     of_layer(
         "by-quantisation",
