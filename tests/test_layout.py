@@ -48,9 +48,8 @@ SIZED = [
     *sorted((ROOT / "benchmarks").rglob("*.py")),
     *sorted((ROOT / "docs").glob("*.py")),
 ]
-#: One kernel a file, with all that it is built from: a kernel is one function by its nature. wallx/rope.py is
-#: what has yet to shrink.
-KERNEL_BODIES = ("glm_pto_kernels/pypto/", "glm_pto_kernels/wallx/triton/", "glm_pto_kernels/wallx/rope.py")
+#: One kernel a file, with all that it is built from: a kernel is one function by its nature.
+KERNEL_BODIES = ("glm_pto_kernels/pypto/", "glm_pto_kernels/wallx/triton/")
 #: Loaded by the first call that needs a kernel, never before (test_backends of wallx proves it).
 LATE_FOLDER = "glm_pto_kernels/wallx/triton/"
 DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "core", "base"}
