@@ -1,4 +1,4 @@
-"""The JSON form of results: `docs/schema/result.json` describes it, a test holds the two together."""
+"""The JSON form of results: `docs/schema` describes it, a test holds the two together."""
 
 from __future__ import annotations
 

@@ -174,8 +174,7 @@ def choices(packages: object, python: Path | None) -> Iterator[Fact]:
 
 def switches(environment: Mapping[str, str]) -> Iterator[Fact]:
     """What the environment says to the operator layer."""
-    known = {recipe.switch for recipe in recipes.load()}
-    known |= {name.replace("EXPERTS", "EXEPERTS") for name in known}  # the guide's spelling
+    known = {name for recipe in recipes.load() for name in (recipe.switch, *recipe.misspelt)}
     ours = {n: v for n, v in sorted(environment.items()) if n.startswith(("USE_PTO_", "GLM_PTO_"))}
     for name, value in ours.items():
         wrong = name.startswith("USE_PTO_") and name not in known

@@ -6,11 +6,10 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from glm_pto.codemods import reading
+from glm_pto.codemods import reading, seal
 from glm_pto.codemods.findings import FileChange, Refusal
 from glm_pto.codemods.recipe import KERNELS
 
@@ -87,7 +86,7 @@ def copy_in(root: Path) -> list[FileChange]:
         for path in sorted(source.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    digests = {name: sha256(data).hexdigest() for name, data in files.items()}
+    digests = {name: seal.digest(data) for name, data in files.items()}
     files[RECEIPT] = json.dumps(digests, indent=1, sort_keys=True).encode() + b"\n"
     target = root / KERNELS
     if target.is_dir() and not (target / RECEIPT).is_file():
@@ -100,7 +99,7 @@ def copy_in(root: Path) -> list[FileChange]:
     for name, data in {**dict.fromkeys(written), **files}.items():
         path = target / name
         before = reading.load(path) if path.is_file() else None
-        if before is not None and name != RECEIPT and sha256(before).hexdigest() != written.get(name):
+        if before is not None and name != RECEIPT and seal.digest(before) != written.get(name):
             edited.append(f"{path}: was edited since --install-kernels put it there; move it away")
         elif before != data:
             changes.append(FileChange(path, before, data, KERNELS))
@@ -139,7 +138,7 @@ def take_out(root: Path) -> tuple[list[FileChange], list[str]]:
         if not path.is_file():
             continue
         data = reading.load(path)
-        if sha256(data).hexdigest() == digest:
+        if seal.digest(data) == digest:
             changes.append(FileChange(path, data, None, KERNELS))
         else:
             kept.append(path.relative_to(root).as_posix())

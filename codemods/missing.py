@@ -104,7 +104,10 @@ def explain(
         )
         row = replace(blank, state=State.MOVED, file=file.name, line=candidate.line, message=message)
         return row, package.path / candidate.form.file
-    found = _landmarks(files, place, package)
+    try:
+        found = _landmarks(files, recipe.site, place, package)
+    except Unreadable as error:  # the computation may stand in there
+        return replace(blank, state=State.MOVED, message=str(error)), None
     if found is None:
         return replace(blank, message=f"{package.name} {version} has no such computation"), None
     path, line = found
@@ -125,7 +128,7 @@ def _nearest_of(files: Files, place: Place, package: Package) -> tuple[Source, N
     return max(found, key=lambda pair: pair[1].likeness, default=None)
 
 
-def _landmarks(files: Files, place: Place, package: Package) -> tuple[Path, int] | None:
+def _landmarks(files: Files, site: str, place: Place, package: Package) -> tuple[Path, int] | None:
     """A function elsewhere in the package with all the landmarks; only asked when nothing fits."""
     if not place.landmarks:
         return None
@@ -134,14 +137,16 @@ def _landmarks(files: Files, place: Place, package: Package) -> tuple[Path, int]
             continue
         try:
             data = reading.load(path)
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno in reading.NO_SOURCE:
+                continue
+            raise Unreadable(
+                f"{files.name(path)}: cannot be read ({error.strerror}), so nobody can tell whether {site} "
+                "stands in it"
+            ) from None
         if not all(text.encode() in data for text in place.landmarks):
             continue
-        try:
-            file = files.get(path)
-        except Unreadable:
-            continue
+        file = files.get(path)
         line = None if file is None else locate.holds_all(file.tree, file.lines, place.landmarks)
         if line is not None:
             return path, line

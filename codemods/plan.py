@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, locate, missing, reading, shadow, source
+from glm_pto.codemods import edit, guard, locate, missing, reading, seal, shadow, source
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.guard import Guard
 from glm_pto.codemods.locate import Match
@@ -63,7 +62,7 @@ class Files:
             file = self.get(path)
         except Unreadable as error:
             return str(error)
-        return hashlib.sha256(b"" if file is None else file.data).hexdigest()
+        return seal.digest(b"" if file is None else file.data)
 
     def name(self, path: Path) -> str:
         """Path for messages and reports, relative to the tree."""
@@ -139,7 +138,7 @@ def _in_file(
     faulty = next((g for g in ours if g.fault), None)
     if faulty:
         return _edited(spot, file, faulty)
-    pasted = locate.pasted_lines(file, frozenset({recipe.function, recipe.switch, *recipe.pasted}))
+    pasted = locate.pasted_lines(file, frozenset({recipe.function, recipe.switch, *recipe.misspelt}))
     if pasted:
         return _pasted(spot, pasted, package)
     found = _distinct(m for form in forms for m in locate.matches(file, form))

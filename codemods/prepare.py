@@ -167,8 +167,11 @@ def _change(
             before = files.get(path)
             edits(files, path, here)
             after = files.get(path)
-        except (Unreadable, edit.SelfCheckFailed) as error:
+        except Unreadable as error:
             problems.append(str(error))
+            continue
+        except edit.SelfCheckFailed as error:
+            problems.append(f"{error}. Nothing was written; please report this release, or use --skip SITE")
             continue
         if before is not None and after is not None and after.data != before.data:
             found.append(FileChange(path, before.data, after.data, here[0].finding.package))

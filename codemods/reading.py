@@ -10,6 +10,9 @@ from pathlib import Path
 #: Far above any file that is edited (the largest is under 200 kB); bounds memory and time on hostile input.
 MAX_BYTES = 1024 * 1024
 
+#: Errors of a name that leads to no source at all, or to more than any source is.
+NO_SOURCE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG})
+
 
 def load(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The file's bytes; OSError with the reason also for what is too large, a pipe, a device or a folder."""

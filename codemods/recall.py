@@ -7,14 +7,13 @@ and a second `apply` need no parser. Anything else at all: look at the text agai
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glm_pto.codemods import reading, state
+from glm_pto.codemods import reading, seal, state
 from glm_pto.codemods.findings import Finding, State, TreeReport
 from glm_pto.codemods.trees import Tree
 
@@ -76,7 +75,7 @@ def _unchanged(root: Path, looked: Mapping[str, str | None]) -> bool:
             continue
         except OSError:
             return False
-        if hashlib.sha256(data).hexdigest() != digest:
+        if seal.digest(data) != digest:
             return False
     return bool(looked)
 
@@ -90,4 +89,4 @@ def _key(tree: Tree) -> str:
         with os.scandir(folder) as entries:
             own = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]
         parts += sorted(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in own)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return seal.digest("\n".join(parts).encode())

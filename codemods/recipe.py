@@ -83,5 +83,5 @@ class Recipe:
     links: tuple[str, ...]
     drop_when: str
     places: tuple[Place, ...]
-    #: What the guide told people to paste: dotted names of the layer that betray a hand-made edit in a scope.
-    pasted: tuple[str, ...] = ()
+    #: The guide's misspelling of the switch, which stands in code that was pasted by hand.
+    misspelt: tuple[str, ...] = ()

@@ -6,10 +6,14 @@ import ast
 from pathlib import Path
 
 from glm_pto.codemods import reading
+from glm_pto.codemods.source import Unreadable
 
 
 def function(folder: Path, name: str) -> ast.arguments | None:
-    """Parameters of ``name`` as the package in ``folder`` offers it; re-exports are followed inside it."""
+    """Parameters of ``name`` as the package in ``folder`` offers it; re-exports are followed inside it.
+
+    None where it is not there; raises `Unreadable` where a file that should say cannot be read or parsed.
+    """
     return _find(folder, folder if folder.is_file() else folder / "__init__.py", name, ())
 
 
@@ -82,5 +86,8 @@ def _module(root: Path, file: Path, node: ast.ImportFrom) -> Path | None:
 def _parse(file: Path) -> ast.Module | None:
     try:
         return ast.parse(reading.load(file))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except FileNotFoundError:
         return None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise Unreadable(f"{file}: cannot be read ({why})") from None

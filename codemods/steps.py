@@ -42,7 +42,10 @@ def prepare(folders: disk.Folders, changes: Sequence[FileChange]) -> tuple[list[
     """Look at every file before the first write; all that stands in the way is told at once."""
     cache = target.cache_of(folders.root)
     if cache is not None:
-        raise Refusal(f"{folders.root}: lies in the package cache {cache}, which environments are made from")
+        raise Refusal(
+            f"{folders.root}: lies in the package cache {cache}, which environments are made from; name the "
+            "environment instead"
+        )
     moment = time.time_ns()
     steps: list[Step] = []
     compiled: list[bytecode.Compiled] = []

@@ -10,15 +10,25 @@ import ast
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, kernels, reading, recipes, scope, signatures, source, state, trees
+from glm_pto.codemods import (
+    edit,
+    guard,
+    kernels,
+    marks,
+    reading,
+    recipes,
+    scope,
+    seal,
+    signatures,
+    source,
+    state,
+    trees,
+)
 from glm_pto.codemods.findings import UsageError
 from glm_pto.codemods.recipe import KERNELS
 from glm_pto.codemods.source import Source, Unreadable
-
-MARK = b"  # glm-pto: "
 
 #: What is proved of every guard, with the words for it.
 CHECKS = {
@@ -63,7 +73,7 @@ def guards(tree: trees.Tree) -> list[Standing]:
     """Every intact guard of a tree."""
     switches = {r.site: r.switch for r in recipes.load()}
     found = []
-    for path in (p for package in tree.packages for p in _files(package.path)):
+    for path in (p for package in tree.packages for p in marks.named(package)):
         file = source.read(path.relative_to(tree.root).as_posix(), reading.load(path))
         for one in guard.find(file):
             if one.fault:
@@ -87,7 +97,7 @@ def verify(settled: Sequence[trees.Tree], *, python: Path | None = None) -> tupl
         folder = None if layer is None else layer.folder
         record = state.load(tree.root).record
         for package in tree.packages:
-            for path in _files(package.path):
+            for path in marks.named(package):
                 known = record.files.get(path.relative_to(tree.root).as_posix()) if record else None
                 found += _file(tree.root, path, folder, known.before if known else None, python)
     if not found:
@@ -95,18 +105,12 @@ def verify(settled: Sequence[trees.Tree], *, python: Path | None = None) -> tupl
     return tuple(found)
 
 
-def _files(package: Path) -> list[Path]:
-    """The files that some form may edit, and that stand in this package."""
-    names = {f.file for r in recipes.load() for p in r.places if p.package == package.name for f in p.forms}
-    return sorted(path for name in names if (path := package / name).is_file())
-
-
 def _file(
     root: Path, path: Path, layer: Path | None, original: str | None, python: Path | None
 ) -> list[Check]:
     name = path.relative_to(root).as_posix()
     data = reading.load(path)
-    if MARK not in data:
+    if marks.MARK not in data:
         return []
     try:
         return _checks(source.read(name, data), root, layer, original, python)
@@ -151,7 +155,7 @@ def _program(file: Source, stripped: Source) -> Outcome:
 def _bytes(stripped: Source, original: str | None) -> Outcome:
     if original is None:
         return None, "the bytes from before the first apply are not recorded"
-    if sha256(stripped.data).hexdigest() == original:
+    if seal.digest(stripped.data) == original:
         return True, ""
     return None, "the file was edited outside of our lines since apply; those edits are not judged"
 
@@ -188,7 +192,10 @@ def _calls(node: ast.If, layer: Path | None) -> Outcome:
     problems = []
     for call in _layer_calls((ast.Expr(node.test), *node.body)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        wanted = signatures.function(layer, name)
+        try:
+            wanted = signatures.function(layer, name)
+        except Unreadable as error:
+            return False, str(error)
         misfit = "is not there" if wanted is None else signatures.misfit(call, wanted)
         if misfit:
             problems.append(f"{KERNELS}.{name} {misfit}")
@@ -218,4 +225,4 @@ class _Without(ast.NodeTransformer):
         return node.orelse if ours else node
 
     def visit_Import(self, node: ast.Import) -> ast.AST | None:
-        return None if MARK.decode() in self.file.lines[node.lineno - 1] else node
+        return None if marks.MARK.decode() in self.file.lines[node.lineno - 1] else node

@@ -96,5 +96,4 @@ RECIPE = Recipe(
             ),
         ),
     ),
-    pasted=("attention_pre", "USE_PTO_FA_PRE"),
 )

@@ -69,5 +69,4 @@ RECIPE = Recipe(
             ),
         ),
     ),
-    pasted=("gate", "USE_PTO_GATE"),
 )

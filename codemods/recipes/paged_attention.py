@@ -139,5 +139,4 @@ RECIPE = Recipe(
             ),
         ),
     ),
-    pasted=("paged_attention", "USE_PTO_FA"),
 )

@@ -152,5 +152,5 @@ RECIPE = Recipe(
             ),
         ),
     ),
-    pasted=("select_experts", "USE_PTO_SELECT_EXPERTS", "USE_PTO_SELECT_EXEPERTS"),
+    misspelt=("USE_PTO_SELECT_EXEPERTS",),
 )

@@ -244,5 +244,5 @@ RECIPE = Recipe(
             ),
         ),
     ),
-    pasted=("ffn_share_expert_quant", "USE_PTO_SHARE_EXPERTS", "USE_PTO_SHARE_EXEPERTS"),
+    misspelt=("USE_PTO_SHARE_EXEPERTS",),
 )

@@ -52,5 +52,4 @@ RECIPE = Recipe(
             ),
         ),
     ),
-    pasted=("wallx_backend", "USE_PTO_WALLX"),
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 
-from glm_pto.codemods import missing, source
+from glm_pto import Finding, Options, State, status
+from glm_pto.codemods import missing, reading, source
 from glm_pto.codemods.recipe import Form
+from tests.codemods.planted import HEAD, plant
 
 
 def form(site: str, scope: str = "A.run") -> Form:
@@ -52,3 +57,41 @@ def test_shows_the_first_differences_only(many: int) -> None:
 
 def test_is_silent_where_the_function_is_not_there() -> None:
     assert missing.nearest(source.read("a.py", b"class A: pass\n"), [form("x = f(1)")]) is None
+
+
+ELSEWHERE = "def other(self):\n    self.gate = 1\n    return Glm4MoeMLP(self)\n"
+
+
+def test_code_that_cannot_be_parsed_but_looks_like_the_site_is_not_absent(tmp_path: Path) -> None:
+    plant(tmp_path, HEAD)
+    file = tmp_path / "vllm/elsewhere.py"
+    file.write_text(ELSEWHERE)
+    assert gate_row(tmp_path).message.startswith("vllm/elsewhere.py:1: this function looks like")
+    file.write_text(ELSEWHERE + "no python is this\n")
+    row = gate_row(tmp_path)
+    assert row.state is State.MOVED
+    assert row.message.startswith("vllm/elsewhere.py:4: this Python cannot parse the file")
+
+
+def test_a_file_that_cannot_be_read_may_hold_the_site(tmp_path: Path, monkeypatch) -> None:
+    plant(tmp_path, HEAD)
+    (tmp_path / "vllm/elsewhere.py").write_text("")
+    assert gate_row(tmp_path).state is State.ABSENT
+    load = reading.load
+
+    def refused(path: Path, *rest: int) -> bytes:
+        if path.name == "elsewhere.py":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return load(path, *rest)
+
+    monkeypatch.setattr(reading, "load", refused)
+    row = gate_row(tmp_path)
+    assert (row.state, row.message) == (
+        State.MOVED,
+        "vllm/elsewhere.py: cannot be read (Permission denied), so nobody can tell whether gate stands in it",
+    )
+
+
+def gate_row(root: Path) -> Finding:
+    (row,) = status([root], Options(sites=("gate",))).trees[0].findings
+    return row

@@ -53,6 +53,12 @@ def test_a_tree_without_guards_is_a_wrong_request(tmp_path: Path) -> None:
         verify.verify(trees.find([tmp_path]))
 
 
+def test_a_layer_that_cannot_be_parsed_is_said_to_be_that_and_not_to_lack_a_function(applied: Path) -> None:
+    (applied / "glm_pto_kernels/ops/gate.py").write_text("def gate(\n")
+    (told,) = {c.detail for c in verify.verify(trees.find([applied])) if c.site == "gate" and c.ok is False}
+    assert told.startswith(f"{applied / 'glm_pto_kernels/ops/gate.py'}: cannot be read (SyntaxError: ")
+
+
 def test_refutes_a_guard_that_uses_an_unbound_name(applied: Path) -> None:
     change(
         applied / MODEL,
