@@ -89,9 +89,10 @@ class Commands(click.Group):
 
 
 def _failed(words: list[str], ctx: click.Context | None, action: str, code: int, problem: str) -> int:
+    from glm_pto.cli.options import words_of
     from glm_pto.cli.report import Report
 
-    command = ctx.info_name if ctx and ctx.parent else next((w for w in words if w in COMMANDS), None)
+    command = words_of(ctx) if ctx and ctx.parent else next((w for w in words if w in COMMANDS), None)
     report = Report(command or "command", json="--json" in words)
     return report.failed(action, code, (problem,))
 

@@ -103,12 +103,17 @@ def _reported(function: Command, flags: tuple[Command, ...]) -> Command:
         from glm_pto.cli.report import Report
 
         target = _target(values.get("trees", ()), values.get("python"))
-        report = Report(ctx.info_name or "", as_json, quiet, verbose, color, target)
+        report = Report(words_of(ctx), as_json, quiet, verbose, color, target)
         ctx.exit(_guarded(report, lambda: function(report=report, **values)))
 
     for flag in flags:
         run = flag(run)
     return run
+
+
+def words_of(ctx: click.Context) -> str:
+    """The command as it was typed behind the program's name: ``kernels list``."""
+    return ctx.command_path.partition(" ")[2]
 
 
 def _target(trees: tuple[Path, ...], python: Path | None) -> str:

@@ -37,6 +37,13 @@ def test_import_list_remove(run: Callable, tmp_path: Path, configuration: Path) 
     assert folder.is_dir()
 
 
+def test_the_last_line_names_the_whole_command(run: Callable) -> None:
+    assert run("kernels", "list").stdout.endswith("glm-pto kernels list: exit=0 kernels=0\n")
+    wrong = run("kernels", "list", "--bogus")
+    assert wrong.stdout == "glm-pto kernels list: exit=2 action=usage problems=1\n"
+    assert wrong.stderr.startswith("glm-pto kernels list: No such option")
+
+
 def test_import_refuses_all_that_does_not_fit_at_once(
     run: Callable, tmp_path: Path, configuration: Path
 ) -> None:
