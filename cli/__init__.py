@@ -78,7 +78,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            from glm_pto.cli.spelling import nearest
+            from glm_pto.codemods.spelling import nearest
 
             ctx.fail(f"No such command {name!r}.{nearest(name, COMMANDS)}")
         return super().resolve_command(ctx, args)

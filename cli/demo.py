@@ -90,7 +90,7 @@ def play(report: Report, root: Path, *, kept: bool) -> int:
         report.line()
         if done.returncode:
             report.line(f"glm-pto {arguments[0]} exited {done.returncode}", style="red")
-            return done.returncode
+            return report.ended(done.returncode, {"failed": arguments[0]})
     same = fingerprints(root) == before
     report.line(
         f"{len(before)} files compared with the start: {'every byte is back' if same else 'DIFFERENT'}."

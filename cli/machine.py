@@ -120,7 +120,8 @@ def ascend(environment: Mapping[str, str]) -> Iterator[Fact]:
     else:
         found = [line for name in CANN_FILES for line in _version_lines(Path(home, name))]
         yield Fact("ascend", "CANN", f"{found[0] if found else 'version not found'}  {home}",
-                   "ok" if found else "problem")  # fmt: skip
+                   "ok" if found else "problem",
+                   "" if found else f"ASCEND_HOME_PATH holds none of {', '.join(CANN_FILES)}")  # fmt: skip
     devices = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
     yield Fact("ascend", "devices", ", ".join(devices) or "none", "ok" if devices else "note")
 
@@ -223,8 +224,11 @@ def caches(environment: Mapping[str, str], found: Sequence[TreeReport]) -> Itera
     for name in GRAPHS:
         try:
             made = [entry.stat().st_mtime for entry in (root / name).iterdir()]
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             made = []
+        except OSError as error:
+            yield Fact("caches", name, f"cannot be looked at ({error.strerror})  {root / name}", "note")
+            continue
         if not made:
             yield Fact("caches", name, f"empty  {root / name}")
             continue

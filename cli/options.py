@@ -36,7 +36,7 @@ class Site(SiteType):
         folded = value.replace("-", "_")
         names = site_names()
         if folded not in names:
-            from glm_pto.cli.spelling import nearest
+            from glm_pto.codemods.spelling import nearest
 
             self.fail(f"there is no site {value!r}.{nearest(value, names)}", param, ctx)
         return folded

@@ -10,6 +10,7 @@ from typing import Any
 
 import glm_pto
 from glm_pto.cli import document
+from glm_pto.codemods import kernels
 from glm_pto.codemods import recipe as recipes
 from glm_pto.codemods.findings import Finding, TreeReport, UsageError
 from glm_pto.codemods.recipes import load
@@ -101,8 +102,8 @@ def excerpt(path: Path, line: int) -> Iterator[str]:
 
 def conditions(site: str) -> tuple[str, ...]:
     """The reasons for which the layer leaves an operator to the original code, read from its source."""
-    layer = Path(glm_pto.__file__).resolve().parent.parent / recipes.KERNELS
-    files = [layer / part / f"{site}.py" for part in ("ops", "facts")]
+    layer = kernels.own_folder()
+    files = [layer / part / f"{site}.py" for part in ("ops", "facts", "")] if layer else []
     trees = [ast.parse(file.read_bytes()) for file in files if file.is_file()]
     functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     reasons = [reason for function in functions for reason in _texts(function)]
@@ -112,5 +113,7 @@ def conditions(site: str) -> tuple[str, ...]:
 def _texts(function: ast.FunctionDef) -> Iterator[str]:
     for node in ast.walk(function):
         value = node.value if isinstance(node, ast.Return) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            yield value.value
+        parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+        texts = [p.value if isinstance(p, ast.Constant) else "..." for p in parts if p is not None]
+        if texts != ["..."] and texts and all(isinstance(text, str) for text in texts):
+            yield "".join(map(str, texts))

@@ -92,7 +92,7 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
 
 
 def last_line(command: str, code: int, fields: dict[str, object]) -> str:
-    """The machine-readable line that ends the output of apply, revert, status and verify."""
+    """The machine-readable line that ends what a command prints that is not a patch or a text to read."""
     words = " ".join(f"{name}={plain(value)}" for name, value in fields.items())
     return f"glm-pto {command}: exit={code} {words}".rstrip()
 

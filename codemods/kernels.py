@@ -72,15 +72,17 @@ def problem(root: Path, functions: Iterable[str], python: Path | None = None) ->
     return None
 
 
-def own_folder() -> Path:
+def own_folder() -> Path | None:
     """The layer that came with this tool: beside it in an installation, one level up in a checkout."""
-    above = Path(__file__).resolve().parents
-    return next(p / KERNELS for p in above[1:3] if (p / KERNELS / "__init__.py").is_file())
+    places = (above / KERNELS for above in Path(__file__).resolve().parents[1:3])
+    return next((place for place in places if (place / "__init__.py").is_file()), None)
 
 
 def copy_in(root: Path) -> list[FileChange]:
     """Changes that put a copy of our layer beside the packages."""
     source = own_folder()
+    if source is None:
+        raise Refusal(f"{Path(__file__).parents[1]}: no {KERNELS} came with this glm-pto; install it again")
     files = {
         path.relative_to(source).as_posix(): path.read_bytes()
         for path in sorted(source.rglob("*"))

@@ -92,7 +92,7 @@ def _revert(targets: Targets, asked: Options, python: Path | None) -> Result:
     from glm_pto.codemods.prepare import prepare_revert
     from glm_pto.codemods.survey import choose
 
-    choose(asked)
+    choose(asked)  # a wrong name is told before anything is done
     found = settled(targets, python)
     with telling(found):
         prepared = [prepare_revert(tree, asked) for tree in found]
@@ -114,7 +114,7 @@ def diff(
     asked = options or Options()
     if which not in ("auto", "pending", "applied"):
         raise UsageError(f"which={which!r}: choose from auto, pending, applied")
-    choose(asked)
+    choose(asked)  # a wrong name is told before anything is done
     found = settled(targets, python)
     patches = []
     with telling(found):

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from glm_pto.codemods import pairs, plan, recipes
+from glm_pto.codemods import pairs, plan, recipes, spelling
 from glm_pto.codemods.findings import Action, Finding, Options, State, TreeReport, UsageError
 from glm_pto.codemods.plan import Files, Spot
 from glm_pto.codemods.recipe import Recipe
@@ -18,11 +18,7 @@ def choose(options: Options) -> tuple[Recipe, ...]:
     known = {recipe.site: recipe for recipe in recipes.load()}
     for name in (*options.sites, *options.skip):
         if name not in known:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known sites: {', '.join(known)}"
-            raise UsageError(f"no site is called {name!r}; {hint}")
+            raise UsageError(f"there is no site {name!r}.{spelling.nearest(name, known)}")
     chosen = tuple(
         r
         for r in known.values()

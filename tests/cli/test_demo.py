@@ -55,3 +55,10 @@ def test_the_whole_job_on_a_released_pair(run, process, released, release: str) 
     assert "glm-pto verify: exit=0 proved=25" in lines
     assert "glm-pto revert: exit=0 action=reverted trees=1 reverted=5" in lines
     assert lines[-1].endswith(" restored=true")
+
+
+def test_a_step_that_fails_ends_the_demo_with_its_code_and_the_last_line(run, monkeypatch) -> None:
+    monkeypatch.setattr(demo, "STEPS", (("Ask for what is not there.", ("status", "--site", "none")),))
+    answer = run("demo")
+    assert answer.returncode == 2
+    assert answer.stdout.endswith("glm-pto status exited 2\nglm-pto demo: exit=2 failed=status\n")

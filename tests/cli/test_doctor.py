@@ -127,3 +127,19 @@ def test_an_excerpt_ends_with_the_file(tmp_path: Path) -> None:
 
 def test_a_layer_without_torch_is_not_asked() -> None:
     assert list(machine.choices({"torch": [None, None], "glm-pto-kernels": [None, "x"]}, None)) == []
+
+
+def test_a_cache_that_cannot_be_looked_at_is_not_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "torch_compile_cache").symlink_to("torch_compile_cache")
+    told = {f.name: f.value for f in machine.caches({"VLLM_CACHE_ROOT": str(tmp_path)}, ())}
+    assert told["torch_compile_cache"].startswith("cannot be looked at (Too many levels")
+    assert told["torch_aot_compile"].startswith("empty")
+
+
+def test_an_ascend_home_without_a_toolkit_says_what_was_looked_for(tmp_path: Path) -> None:
+    (cann,) = (f for f in machine.ascend({"ASCEND_HOME_PATH": str(tmp_path)}) if f.name == "CANN")
+    assert cann.verdict == "problem" and "holds none of version.cfg" in cann.advice
+
+
+def test_what_the_wall_x_layer_asks_is_told_too(run) -> None:
+    assert "torch ... cannot register operators" in run("explain", "wallx_backend").stdout
