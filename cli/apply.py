@@ -35,7 +35,7 @@ Examples:
 @click.option(
     "--install-kernels",
     is_flag=True,
-    help="Copy the operator layer beside the packages where the target cannot import one.",
+    help="Copy the operator layer beside the packages, for a Python that has none.",
 )
 @options.output()
 def command(

@@ -87,7 +87,7 @@ def _key(spot: Spot) -> tuple[str, str]:
 def _unreached(done: TreeReport, chosen: Sequence[Recipe]) -> list[str]:
     problems = []
     for recipe in chosen:
-        rows = [f for f in done.findings if f.site == recipe.site]
+        rows = [f for f in done.findings if f.site == recipe.site and f.state is not State.ABSENT]
         if rows and not any(f.state is State.APPLIED and f.reached for f in rows):
             why = "; ".join(filter(None, map(_instead, rows)))
             problems.append(
@@ -98,9 +98,7 @@ def _unreached(done: TreeReport, chosen: Sequence[Recipe]) -> list[str]:
 
 
 def _instead(row: Finding) -> str:
-    """Why a decode step does not run through the place, or when one does."""
-    if row.state is State.ABSENT:
-        return row.message
+    """When a decode step runs through the place after all."""
     return f"it is reached {row.reached_when}" if row.reached is False else row.reached_when or row.message
 
 

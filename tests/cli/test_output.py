@@ -108,6 +108,13 @@ def test_when_a_place_is_reached_is_not_said_as_the_reason_why_it_is_not(run, tr
     assert "decode step does not run through it: with" not in said and "step here: with" not in said
 
 
+def test_what_the_release_has_not_need_not_be_reached(run, tree: Path) -> None:
+    shutil.rmtree(tree / "vllm")
+    (tree / "vllm_ascend/ops/fused_moe/fused_moe.py").unlink()
+    assert run("apply", tree, "--require", "reached").returncode == 0
+    assert run("status", tree, "--require", "reached", "--check").returncode == 0
+
+
 def test_where_the_files_do_not_tell_nothing_is_said_to_be_reached(run, tree: Path) -> None:
     for info in tree.glob("vllm_ascend-*"):
         shutil.rmtree(info)
