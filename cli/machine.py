@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import glm_pto
+from glm_pto.cli import releases
 from glm_pto.cli.text import counts
 from glm_pto.codemods import interpreter, kernels, recipes
 from glm_pto.codemods.findings import BLOCKING, Refusal, TreeReport, UsageError, WriteFailure
@@ -21,10 +22,11 @@ from importlib.util import find_spec
 names = json.loads(sys.argv[1])
 def version(name):
     try: return metadata.version(name)
-    except Exception: return None
+    except metadata.PackageNotFoundError: return None
+    except Exception as error: return f"version not readable ({error!r})"
 def place(name):
     try: spec = find_spec(name)
-    except Exception: return None
+    except Exception as error: return f"not to be found ({error!r})"
     return None if spec is None else (spec.origin or list(spec.submodule_search_locations or [""])[0])
 print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable,
                   "packages": {n: [version(n), place(n.replace("-", "_"))] for n in names}}))
@@ -42,6 +44,8 @@ PACKAGES = ("glm-pto", "libcst", "glm-pto-kernels", "vllm", "vllm-ascend", "torc
             "triton", "triton-ascend")  # fmt: skip
 SUPPORTED = ((3, 10), (3, 13))
 CANN_FILES = ("version.cfg", "ascend_toolkit_install.info", "compiler/version.info", "runtime/version.info")
+#: The releases whose sources were read, by package.
+READ = {"vllm": releases.VLLM, "vllm_ascend": releases.ASCEND}
 
 
 @dataclass(frozen=True)
@@ -198,8 +202,16 @@ def states(found: Sequence[TreeReport], python: Path | None) -> Iterator[Fact]:
         lacking = kernels.problem(tree.root, functions, python)
         if lacking is not None:
             yield Fact("trees", "operator layer", lacking, "problem")
+        yield from _unread(tree)
         for note in tree.notes:
             yield Fact("trees", "note", note, "note")
+
+
+def _unread(tree: TreeReport) -> Iterator[Fact]:
+    for name, version in tree.packages.items():
+        if name in READ and (version or "").partition("+")[0] not in READ[name]:
+            told = f"{version or 'its version'} is not among the releases whose sources were read"
+            yield Fact("trees", name, told, "note", "the states tell whether its code has a known shape")
 
 
 def surveyed(trees: Sequence[Path], python: Path | None) -> tuple[tuple[TreeReport, ...], tuple[Fact, ...]]:

@@ -1,6 +1,6 @@
 """The releases whose sources were read: every vLLM with GLM-4.5's MoE model, every vLLM-Ascend of that range.
 
-Data for `glm-pto demo --release` and for the tests. The patcher decides by structure, never by version.
+Data for `glm-pto doctor`, the documents and the tests. The patcher decides by structure, never by version.
 """
 
 from __future__ import annotations

@@ -143,3 +143,13 @@ def test_an_ascend_home_without_a_toolkit_says_what_was_looked_for(tmp_path: Pat
 
 def test_what_the_wall_x_layer_asks_is_told_too(run) -> None:
     assert "torch ... cannot register operators" in run("explain", "wallx_backend").stdout
+
+
+def test_a_release_that_nobody_read_is_said_to_be_that(run, tree: Path) -> None:
+    assert "whose sources were read" not in run("doctor", tree).stdout
+    for old, new in (("0.12.0", "0.12.0+empty"), ("0.12.0rc1", "0.99.0")):
+        for metadata in tree.glob(f"*-{old}.dist-info/METADATA"):
+            metadata.write_text(metadata.read_text().replace(f"Version: {old}\n", f"Version: {new}\n"))
+    told = run("doctor", tree).stdout
+    assert told.count("is not among the releases whose sources were read") == 1
+    assert "  vllm_ascend: 0.99.0 is not among" in told
