@@ -201,8 +201,8 @@ def as_written(guard: Guard, condition: str, branch: str) -> bool:
 def edited(source: Source, guard: Guard) -> str:
     """In words: where a guard of ours was edited, how, and what stands there now."""
     shown = " / ".join(line.strip() for line in source.lines[guard.header : guard.branch_end][:3])
-    where = f"{source.name}:{guard.header + 1}: {guard.site}"
-    return f"{where}: edited inside our lines: {guard.fault}. Found: {shown}"
+    where = f"{source.name}:{guard.header + 1}: the guard of {guard.site}"
+    return f"{where} is edited inside our lines: {guard.fault}. Found: {shown}"
 
 
 def wrap(source: Source, block: list[ast.stmt], our: list[str], indent: str, unit: str) -> list[str]:

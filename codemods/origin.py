@@ -77,7 +77,9 @@ def annotate(report: TreeReport) -> TreeReport:
         origin = explain(report.root, path, current, left)
         if origin.kind in FRESH:
             rows = tuple(_reinstalled(row, path, left, origin) for row in rows)
-        if origin.message:
+        # Of an edit inside our lines the row tells more, and revert does not take those out.
+        inside = any(row.file == path and row.state is State.EDITED for row in rows)
+        if origin.message and not (origin.kind is Kind.EDITED and inside):
             notes.append(origin.message)
     return replace(report, findings=rows, notes=(*report.notes, *notes))
 

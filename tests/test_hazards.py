@@ -458,6 +458,8 @@ def test_hazard_13_an_edit_inside_our_lines_is_refused_and_shown(tmp_path: Path)
         planted.revert(tmp_path)
     assert "my.gate" in str(told.value)
     assert file.read_text() == edited
+    (tree,) = operations.status([tmp_path]).trees
+    assert not [note for note in tree.notes if "revert takes out our lines" in note]
     planted.revert(tmp_path, force=True)
     assert file.read_text() == MODEL
 
