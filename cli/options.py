@@ -168,5 +168,7 @@ def _guarded(report: Report, work: Callable[[], int | None]) -> int:
     except Unwritten as error:  # the work is done: 4 would say that it was taken back
         code = 0 if report.command in ("apply", "revert") else 4
         return report.failed("unwritten", code, (f"done, but this could not be written: {error}",))
-    except (WriteFailure, OSError) as error:
+    except WriteFailure as failure:
+        return report.failed("failed", 4, (str(failure),), (), failure.notes)
+    except OSError as error:
         return report.failed("failed", 4, (str(error),))

@@ -128,4 +128,6 @@ class UsageError(Exception):
 
 
 class WriteFailure(Exception):
-    """Reading or writing failed and every file is as it was before (exit code 4)."""
+    """Reading or writing failed and every file is as before (exit code 4); ``notes`` as in `Refusal`."""
+
+    notes: tuple[str, ...] = ()

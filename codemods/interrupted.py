@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from glm_pto.codemods import state, trees
-from glm_pto.codemods.findings import Refusal
+from glm_pto.codemods.findings import Refusal, WriteFailure
 from glm_pto.codemods.target import CONTROL
 from glm_pto.codemods.trees import Tree
 
@@ -48,9 +48,9 @@ def notes(found: Sequence[Tree]) -> tuple[str, ...]:
 
 @contextmanager
 def telling(found: Sequence[Tree]) -> Iterator[None]:
-    """Let a refusal say, too, what was done to the trees before."""
+    """Let a refusal or a failure say, too, what was done to the trees before."""
     try:
         yield
-    except Refusal as refusal:
-        refusal.notes = notes(found)
+    except (Refusal, WriteFailure) as error:
+        error.notes = notes(found)
         raise

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from glm_pto import Refusal, diff, revert
+from glm_pto import Refusal, WriteFailure, diff, revert
 from glm_pto.cli import group, machine, rehearsal
-from glm_pto.codemods import trees
+from glm_pto.codemods import transaction, trees
 from tests.cli.schema import faults as schema_faults
 from tests.codemods import faults, planted
 from tests.codemods.planted import FILE, GATE, MODEL, plant
@@ -84,6 +84,19 @@ def test_a_revert_that_is_refused_says_what_it_settled(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="edited inside our lines") as refused:
         revert([tmp_path])
     assert refused.value.notes and refused.value.notes[0].startswith(SAID)
+
+
+def test_a_run_that_fails_says_what_it_settled(tmp_path: Path, monkeypatch) -> None:
+    plant(tmp_path)
+    interrupt(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise WriteFailure("disk full; every file is as it was before")
+
+    monkeypatch.setattr(transaction, "commit", full)
+    done = CliRunner().invoke(group, ["apply", str(tmp_path)])
+    assert done.exit_code == 4 and "disk full" in done.stderr
+    assert done.stderr.count(SAID) == 1
 
 
 def test_a_tree_that_cannot_be_settled_does_not_silence_the_one_before(tmp_path: Path) -> None:
