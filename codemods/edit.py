@@ -40,16 +40,21 @@ def strip(file: Source, sites: Collection[str] | None = None, *, force: bool = F
 
     A guard that was edited inside our lines stays, or with ``force`` goes if it still has an else-branch.
     """
-    lines: list[str] = list(file.lines)
     standing = guards.find(file)
     going = [g for g in standing if sites is None or g.site in sites]
     going = [g for g in going if not g.fault or (force and g.orelse)]
-    at = imports.find(file)
-    if at is not None and len(going) == len(standing):
-        lines[at] = ""  # not removed yet: the guards are found by their line numbers
+    last = len(going) == len(standing)
+    return source.read(file.name, _without(file, going, imports.find(file) if last else None))
+
+
+def _without(file: Source, going: Sequence[guards.Guard], line: int | None) -> bytes:
+    """The file's bytes without these guards and, by its index, our import line."""
+    lines: list[str] = list(file.lines)
+    if line is not None:
+        lines[line] = ""  # not removed yet: the guards are found by their line numbers
     for found in reversed(going):
         lines[found.header : found.end] = guards.unwrap(file, found)
-    return source.read(file.name, file.encode(lines))
+    return file.encode(lines)
 
 
 def our_lines(file: Source, site: str, match: Match) -> list[str]:
@@ -108,15 +113,7 @@ def _prove(file: Source, edited: Source, wanted: Sequence[tuple[str, Match]]) ->
             raise SelfCheckFailed(f"{file.name}: {site}: the guard is not found again")
         if [ast.dump(n) for n in match.block] != [ast.dump(n) for n in found.orelse]:
             raise SelfCheckFailed(f"{file.name}: {site}: the else-branch is not the original program")
-    if _remove(edited, {site for site, _ in wanted}, file) != file.data:
+    ours = [g for g in guards.find(edited) if g.site in {site for site, _ in wanted}]
+    line = imports.find(edited) if imports.find(file) is None else None
+    if _without(edited, ours, line) != file.data:
         raise SelfCheckFailed(f"{file.name}: taking the guards out again does not give the file's bytes back")
-
-
-def _remove(edited: Source, sites: Collection[str], original: Source) -> bytes:
-    lines: list[str] = list(edited.lines)
-    at = imports.find(edited)
-    if at is not None and imports.find(original) is None:
-        lines[at] = ""
-    for found in reversed([g for g in guards.find(edited) if g.site in sites]):
-        lines[found.header : found.end] = guards.unwrap(edited, found)
-    return edited.encode(lines)
