@@ -81,15 +81,14 @@ def _level(file: Source, match: Match) -> tuple[str, str]:
             f"{file.name}: {problem}, so no guard can be put around it; give it lines of its own"
         )
     indent = indent_of(file.lines[first_line(block[0])])
+    where = f"{file.name}:{match.line}"
     if "\f" in indent:
-        raise Unreadable(f"{file.name}:{match.line}: a form feed in the indentation cannot be kept exactly")
+        raise Unreadable(f"{where}: a form feed in the indentation cannot be kept exactly; take it out first")
     for name in ast.walk(match.function):
         if (isinstance(name, ast.arg) and name.arg == KERNELS) or (
             isinstance(name, ast.Name) and name.id == KERNELS and isinstance(name.ctx, ast.Store)
         ):
-            raise Unreadable(
-                f"{file.name}:{getattr(match.function, 'lineno', 1)}: {KERNELS} is a local name here"
-            )
+            raise Unreadable(f"{where}: {KERNELS} is a local name here; rename it, the guard needs the name")
     return indent, guards.step_of(file, block, match.parent)
 
 

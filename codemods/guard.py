@@ -240,5 +240,7 @@ def step_of(source: Source, block: list[ast.stmt], parent: ast.AST) -> str:
     owner = parent.pattern if isinstance(parent, ast.match_case) else parent
     outer = indent_of(source.lines[getattr(owner, "lineno", 1) - 1])
     if not indent.startswith(outer) or indent == outer:
-        raise Unreadable(f"{source.name}:{first_line(block[0]) + 1}: the indentation mixes tabs and spaces")
+        raise Unreadable(
+            f"{source.name}:{first_line(block[0]) + 1}: the indentation mixes tabs and spaces; use one"
+        )
     return indent[len(outer) :]

@@ -27,7 +27,8 @@ class Layer:
 
 def find(root: Path, functions: Iterable[str] = (), python: Path | None = None) -> Layer | None:
     """The layer beside the packages, else where the Python that imports from ``root`` looks; None without."""
-    spec = PathFinder.find_spec(KERNELS, [str(root), *_search_path(root, python)])
+    path = _path_with(root) if python is None else _path_of(python)
+    spec = PathFinder.find_spec(KERNELS, [str(root), *path])
     if spec is None:
         return None
     places = list(spec.submodule_search_locations or ())
@@ -38,16 +39,18 @@ def find(root: Path, functions: Iterable[str] = (), python: Path | None = None) 
     return Layer(folder, tuple(name for name in wanted if name not in text))
 
 
-def _search_path(root: Path, python: Path | None) -> list[str]:
-    """The search path of ``python``; of the Python that imports from ``root``, as far as this one knows.
+def _path_of(python: Path) -> list[str]:
+    from glm_pto.codemods import interpreter
+
+    return interpreter.search_path(python)
+
+
+def _path_with(root: Path) -> list[str]:
+    """The search path of the Python that imports from ``root``, as far as this Python knows.
 
     Not its own where the root is the site-packages of another environment: a tool in an environment of its
     own (pipx) would find its own layer, which the patched code does not.
     """
-    if python is not None:
-        from glm_pto.codemods import interpreter
-
-        return interpreter.search_path(python)
     other = root.name in ("site-packages", "dist-packages") and not any(
         Path(entry).resolve() == root.resolve() for entry in sys.path if entry
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def prepare_apply(
 ) -> Prepared:
     """Plan and prove an apply of one tree in memory."""
     files, spots = survey(tree, chosen)
-    problems = [s.finding.message for s in spots if s.finding.state in BLOCKING]
+    problems = _in_the_way(spots)
     todo = [s for s in spots if s.finding.state is State.APPLICABLE or s.stale or s.foreign]
     changes: list[FileChange] = []
     if not problems:
@@ -64,6 +64,23 @@ def prepare_apply(
     memory = {} if asked.sites or asked.skip else recall.note(files, chosen, finished)
     finished = _noted(finished, _of_layer(layer, asked.dry_run))
     return Prepared(tree, (*changes, *layer), finished, tuple(unreached), memory)
+
+
+def _in_the_way(spots: Iterable[Spot]) -> list[str]:
+    """What keeps the sites from being guarded; what is said of several of them is said once."""
+    said: dict[str, list[str]] = {}
+    for spot in spots:
+        if spot.finding.state in BLOCKING:
+            said.setdefault(spot.finding.message, []).append(spot.recipe.site)
+    return [_with_sites(message, sites) for message, sites in said.items()]
+
+
+def _with_sites(message: str, sites: Iterable[str]) -> str:
+    """The message with the sites that it keeps out and the way round, where it does not name them itself."""
+    names = list(dict.fromkeys(sites))
+    if "--skip" in message or any(f"guard of {name}" in message for name in names):
+        return message
+    return f"{message}. This keeps out {', '.join(names)}; --skip SITE goes on without"
 
 
 def _of_layer(changes: Sequence[FileChange], dry_run: bool) -> list[str]:
@@ -166,7 +183,7 @@ def _change(
             edits(files, path, here)
             after = files.get(path)
         except Unreadable as error:
-            problems.append(str(error))
+            problems.append(_with_sites(str(error), (s.recipe.site for s in here)))
             continue
         except edit.SelfCheckFailed as error:
             problems.append(f"{error}. Nothing was written; please report this release, or use --skip SITE")

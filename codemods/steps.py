@@ -105,7 +105,9 @@ def _check_free(folders: disk.Folders, spot: target.Spot) -> None:
     try:
         folder = folders.open(place)
     except NotADirectoryError:
-        raise Refusal(f"{place}: is not a folder, so {spot.path} cannot be made there") from None
+        raise Refusal(
+            f"{place}: is not a folder, so {spot.path} cannot be made there; move it away"
+        ) from None
     problem = target.read_only(folder, spot, None)
     if problem:
         raise Refusal(problem)

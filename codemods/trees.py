@@ -120,7 +120,7 @@ def _tree(given: str | Path) -> Tree:
     if target.is_file():
         raise UsageError(f"{target}: not a folder; a zip or egg has no source to edit, install it unpacked")
     if not target.is_dir():
-        raise UsageError(f"{target}: no such folder")
+        raise UsageError(f"{target}: no such folder; name the one that holds vllm/ and vllm_ascend/")
     folders = tuple(target / name for name in PACKAGES if is_package(target / name))
     if folders:
         return _make(target, folders)

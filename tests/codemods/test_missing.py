@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto import Finding, Options, State, status
+from glm_pto import Finding, Options, Refusal, State, apply, status
 from glm_pto.codemods import missing, reading, source
 from glm_pto.codemods.recipe import Form
-from tests.codemods.planted import HEAD, plant
+from tests.codemods.planted import GATE, HEAD, METHOD, plant
 
 
 def form(site: str, scope: str = "A.run") -> Form:
@@ -95,3 +95,21 @@ def test_a_file_that_cannot_be_read_may_hold_the_site(tmp_path: Path, monkeypatc
 def gate_row(root: Path) -> Finding:
     (row,) = status([root], Options(sites=("gate",))).trees[0].findings
     return row
+
+
+def test_a_refusal_names_the_sites_that_a_file_keeps_out_once(tmp_path: Path) -> None:
+    file = plant(tmp_path, METHOD + "\0")
+    with pytest.raises(Refusal) as told:
+        apply([tmp_path])
+    (problem,) = (p for p in told.value.problems if "NUL" in p)
+    name = file.relative_to(tmp_path).as_posix()
+    assert problem == (
+        f"{name}: holds NUL bytes, so it is not Python source. "
+        "This keeps out attention_pre, gate, shared_expert; --skip SITE goes on without"
+    )
+
+
+def test_a_refusal_names_the_site_of_statements_that_stand_twice(tmp_path: Path) -> None:
+    plant(tmp_path, HEAD + METHOD.replace(GATE, f"{GATE}\n        {GATE}"))
+    with pytest.raises(Refusal, match=r"stand more than once .*This keeps out gate; --skip SITE"):
+        apply([tmp_path])
