@@ -75,8 +75,8 @@ def check_owner(folders: disk.Folders, control: int) -> None:
     who = trust.stranger(os.fstat(control), os.fstat(folders.open(folders.root)))
     if who:
         raise Refusal(
-            f"{folders.root / CONTROL}: {who}, so others could have written it; look at it, then remove it: "
-            "the guards in the files are enough to revert"
+            f"{folders.root / CONTROL}: {who}, so others could have written it; look at it, then move it "
+            "away: the guards in the files are enough to revert"
         )
 
 

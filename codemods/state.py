@@ -95,8 +95,8 @@ def _forged(path: Path, found: os.stat_result, above: os.stat_result) -> str:
     if not who:
         return ""
     return (
-        f"{path}: {who}, so others could have written it; judging by the text alone. Look at it, then remove "
-        "it: the guards in the files are enough"
+        f"{path}: {who}, so others could have written it; judging by the text alone. Look at it, then move "
+        "it away: the guards in the files are enough"
     )
 
 

@@ -142,7 +142,9 @@ def test_reading_and_locking_judge_the_hidden_folder_alike(
     for said in (read, locked) if not believed else ():
         assert said.startswith(f"{tree / '.glm-pto'}: can be written by ")
         assert f"(mode {home:04o}), so others could have written it" in said
-        assert "look at it, then remove it" in said.lower() and "the guards in the files are enough" in said
+        assert (
+            "look at it, then move it away" in said.lower() and "the guards in the files are enough" in said
+        )
 
 
 @as_root
