@@ -38,9 +38,9 @@ EXIT_CODES = """\
 \b
 Exit codes:
   0  done, already done, or nothing to do
-  1  a difference where one was asked about (diff --exit-code, status --check)
+  1  a difference where one was asked about (diff --exit-code, status --check or --require)
   2  the request itself is wrong
-  3  refused, nothing was changed
+  3  refused, nothing was changed (verify: something is refuted)
   4  reading or writing failed, everything is as it was
   130  interrupted (Ctrl-C), everything is as it was
 """
