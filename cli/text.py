@@ -105,8 +105,8 @@ def closing(command: str, result: Result, files: int, dry_run: bool, target: str
     """What was done, in one sentence, and what to do next to the same ``target``."""
     done = sum(f.action in DONE for tree in result.trees for f in tree.findings)
     if not done and result.changed:
-        stood = "All sites are guarded already" if command == "apply" else "No guard stands"
-        return f"{stood}; see above for the operator layer." + (" Nothing was written." if dry_run else "")
+        stood = "All sites are guarded already" if command == "apply" else "No site of the table was guarded"
+        return f"{stood}; see above for what else was done." + (" Nothing was written." if dry_run else "")
     if not done and command == "apply":
         states = {f.state for tree in result.trees for f in tree.findings}
         why = "already applied" if State.APPLIED in states else "no site that is asked for is in this tree"

@@ -113,6 +113,11 @@ def copy_in(root: Path) -> list[FileChange]:
     return changes
 
 
+def copied(root: Path) -> bool:
+    """Is there a layer beside the packages that `copy_in` put there?"""
+    return (root / KERNELS / RECEIPT).is_file()
+
+
 def _receipt(target: Path) -> dict[str, str]:
     """What the copy in ``target`` was when it was made: hashes by file, inside that folder only."""
     receipt = target / RECEIPT
@@ -131,7 +136,7 @@ def take_out(root: Path) -> tuple[list[FileChange], list[str]]:
     """Changes that remove an unmodified copy of ours, and the files of it that were edited and so stay."""
     target = root / KERNELS
     receipt = target / RECEIPT
-    if not receipt.is_file():
+    if not copied(root):
         return [], []
     changes, kept = [], []
     try:

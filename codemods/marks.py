@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from glm_pto.codemods import reading, recipes
-from glm_pto.codemods.trees import Package, Tree
+from glm_pto.codemods import reading, recipes, state
+from glm_pto.codemods.trees import Tree
 
 MARK = b"# glm-pto: "
 #: Files beyond what is edited are looked through, too: a guarded one may have grown.
 _LIMIT = 64 * reading.MAX_BYTES
 
 
-def candidates(tree: Tree, narrowed: Iterable[str] = ()) -> list[Path]:
-    """Files that may hold a guard: those that recipes name, else every marked file of the packages."""
-    found = sorted(path for package in tree.packages for path in named(package))
-    if narrowed or any(marked(path) for path in found):
+def candidates(tree: Tree) -> list[Path]:
+    """Files that may hold a guard; without a record of them, every marked file of the packages too."""
+    record = state.load(tree.root).record
+    found = files(tree, record)
+    if record is not None and any(marked(path) for path in found):
         return found
-    return sorted(p for package in tree.packages for p in package.path.rglob("*.py") if marked(p))
+    scanned = {p for package in tree.packages for p in package.path.rglob("*.py") if marked(p)}
+    return sorted(scanned.union(found))
 
 
-def named(package: Package) -> list[Path]:
-    """The files of a package that some form may edit, as far as they are there."""
-    places = (place for recipe in recipes.load() for place in recipe.places if place.package == package.name)
-    files = {package.path / form.file for place in places for form in place.forms}
-    return sorted(path for path in files if path.is_file())
+def files(tree: Tree, record: state.Record | None) -> list[Path]:
+    """Files of the packages that some form may edit, or that the state remembers, as far as they are there.
+
+    An older glm-pto may have guarded a file that no form names any more.
+    """
+    homes = {package.name: package.path for package in tree.packages}
+    places = (place for recipe in recipes.load() for place in recipe.places if place.package in homes)
+    found = {homes[place.package] / form.file for place in places for form in place.forms}
+    known = record.files.items() if record is not None else ()
+    found |= {tree.root / name for name, file in known if file.sites and name.partition("/")[0] in homes}
+    return sorted(path for path in found if path.is_file())
 
 
 def marked(path: Path, sites: Iterable[str] | None = None) -> bool:

@@ -127,7 +127,7 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
     problems: list[str] = []
     changes: list[FileChange] = []
     standing = 0
-    for path in marks.candidates(files.tree, asked.sites + asked.skip):
+    for path in marks.candidates(tree):
         try:
             change, left = _strip(files, path, named, asked.force)
         except Unreadable as error:
@@ -137,7 +137,8 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
         changes += [change] if change else []
     layer: list[FileChange] = []
     kept: list[str] = []
-    if not standing and not problems:
+    others = _guarded_beside(tree) if kernels.copied(tree.root) else []
+    if not standing and not others and not problems:
         layer, names = kernels.take_out(tree.root)
         kept = [f"{n}: edited since --install-kernels put it there; move it away" for n in names]
     if problems or (kept and not asked.force):
@@ -146,7 +147,23 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
     gone = {_key(s) for s in spots if s.finding.state in _STANDING}
     gone -= {_key(s) for s in after if s.finding.state in _STANDING}
     done = report(files, after, dict.fromkeys(gone, Action.REVERTED))
-    return Prepared(tree, (*changes, *layer), _noted(done, [*kept, *_of_layer(layer, asked.dry_run)]))
+    notes = [*kept, *_of_layer(layer, asked.dry_run), *_elsewhere(files, spots, changes)]
+    if others:
+        notes.append(f"the copy of {KERNELS} stays: the guards of {' and '.join(others)} import it")
+    return Prepared(tree, (*changes, *layer), _noted(done, notes))
+
+
+def _guarded_beside(tree: Tree) -> list[str]:
+    """Packages of the tree that hold guards but were not named: what they import must stay."""
+    alone = (replace(tree, packages=(package,), beside=()) for package in tree.beside)
+    return [one.packages[0].name for one in alone if any(map(marks.marked, marks.candidates(one)))]
+
+
+def _elsewhere(files: Files, spots: Sequence[Spot], changes: Iterable[FileChange]) -> list[str]:
+    """What is done to files that have no row: no form of this version names them."""
+    shown = {s.path for s in spots}
+    names = (files.name(change.path) for change in changes if change.path not in shown)
+    return [f"{name}: holds guards of another version of glm-pto, taken out too" for name in names]
 
 
 def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tuple[FileChange | None, int]:

@@ -68,6 +68,11 @@ def _notes(tree: Tree, spots: Sequence[Spot]) -> list[str]:
     seen = {s.finding.package for s in spots}
     wanted = {p.package for r in recipes.load() for p in r.places} - {"wall_x"}
     missing = sorted(wanted - {p.name for p in tree.packages})
-    notes = [f"{name} is not in this tree: its sites are skipped" for name in missing if "vllm" in seen]
+    notes = [_skipped(tree, name) for name in missing if "vllm" in seen or tree.find(name)]
     mixed = pairs.mismatch(tree)
     return [*tree.notes, *notes, *([mixed] if mixed else [])]
+
+
+def _skipped(tree: Tree, name: str) -> str:
+    where = "stands beside, but was not named" if tree.find(name) else "is not in this tree"
+    return f"{name} {where}: its sites are skipped"

@@ -73,7 +73,7 @@ def guards(tree: trees.Tree) -> list[Standing]:
     """Every intact guard of a tree."""
     switches = {r.site: r.switch for r in recipes.load()}
     found = []
-    for path in (p for package in tree.packages for p in marks.named(package)):
+    for path in marks.files(tree, state.load(tree.root).record):
         file = source.read(path.relative_to(tree.root).as_posix(), reading.load(path))
         for one in guard.find(file):
             if one.fault:
@@ -96,10 +96,9 @@ def verify(settled: Sequence[trees.Tree], *, python: Path | None = None) -> tupl
         layer = kernels.find(tree.root, python=python)
         folder = None if layer is None else layer.folder
         record = state.load(tree.root).record
-        for package in tree.packages:
-            for path in marks.named(package):
-                known = record.files.get(path.relative_to(tree.root).as_posix()) if record else None
-                found += _file(tree.root, path, folder, known.before if known else None, python)
+        for path in marks.files(tree, record):
+            known = record.files.get(path.relative_to(tree.root).as_posix()) if record else None
+            found += _file(tree.root, path, folder, known.before if known else None, python)
     if not found:
         raise UsageError("there is no guard to verify in these trees; run `glm-pto apply` first")
     return tuple(found)

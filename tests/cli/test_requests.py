@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import glm_pto
-from glm_pto.codemods import disk, operations, reading
+from glm_pto.codemods import disk, operations, reading, transaction
+from glm_pto.codemods.findings import FileChange
 
 GATE = Path("vllm/model_executor/models/glm4_moe.py")
 
@@ -28,6 +29,34 @@ def test_a_package_alone_is_not_remembered_as_the_whole_tree(run, tree: Path) ->
     assert run("status", tree, "--check").returncode == 1
     assert "applied=3" in run("apply", tree).stdout
     assert "applied=5" in run("status", tree, "--check").stdout
+
+
+def test_the_layer_stays_as_long_as_a_package_beside_is_guarded(run, tree: Path) -> None:
+    before = texts(tree)
+    run("apply", tree, "--install-kernels")
+    told = run("revert", tree / "vllm").stdout
+    assert "the copy of glm_pto_kernels stays: the guards of vllm_ascend import it" in told
+    assert "vllm_ascend stands beside, but was not named: its sites are skipped" in told
+    assert (tree / "glm_pto_kernels/__init__.py").is_file()
+    assert "is taken out" in run("revert", tree / "vllm_ascend").stdout
+    assert texts(tree) == before
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["recorded", "state_lost"])
+def test_guards_in_a_file_that_no_form_names_any_more_go_too(run, tree: Path, lost: bool) -> None:
+    """As an older glm-pto may have left them, beside the ones of this version."""
+    old = tree / "vllm/old_model.py"
+    old.write_bytes((tree / GATE).read_bytes())
+    before = texts(tree)
+    run("apply", tree, "--install-kernels")
+    change = FileChange(old, old.read_bytes(), (tree / GATE).read_bytes(), "vllm")
+    transaction.commit(tree, [change], {"vllm": "0.12.0"}, "0.0.1")
+    if lost:
+        shutil.rmtree(tree / ".glm-pto")
+    assert lost or "vllm/old_model.py" in run("verify", tree).stdout
+    told = run("revert", tree).stdout
+    assert "vllm/old_model.py: holds guards of another version of glm-pto, taken out too" in told
+    assert texts(tree) == before
 
 
 def test_one_tree_by_several_names_is_one(run, tree: Path, tmp_path: Path) -> None:
