@@ -132,6 +132,7 @@ def prepare_revert(tree: Tree, asked: Options) -> Prepared:
             change, left = _strip(files, path, named, asked.force)
         except Unreadable as error:
             problems += [str(error)] if marks.marked(path, named) else []
+            standing += marks.marked(path)
             continue
         standing += left
         changes += [change] if change else []

@@ -42,6 +42,14 @@ def test_the_layer_stays_as_long_as_a_package_beside_is_guarded(run, tree: Path)
     assert texts(tree) == before
 
 
+def test_the_layer_stays_while_a_file_that_cannot_be_read_is_guarded(run, tree: Path) -> None:
+    run("apply", tree, "--install-kernels", "--site", "gate", "--site", "shared_expert")
+    with (tree / "vllm_ascend/ops/fused_moe/fused_moe.py").open("ab") as file:
+        file.write(b"\0")
+    assert run("revert", tree, "--site", "gate").returncode == 0
+    assert (tree / "glm_pto_kernels/__init__.py").is_file()
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["recorded", "state_lost"])
 def test_guards_in_a_file_that_no_form_names_any_more_go_too(run, tree: Path, lost: bool) -> None:
     """As an older glm-pto may have left them, beside the ones of this version."""
