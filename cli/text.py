@@ -170,10 +170,8 @@ def stat(found: DiffResult) -> list[str]:
     width = max((len(f.path) for f in files), default=0)
     lines = [f" {plain(f.path).ljust(width)} | +{f.added} -{f.removed}" for f in files]
     added, removed = sum(f.added for f in files), sum(f.removed for f in files)
-    return [
-        *lines,
-        f" {len(files)} files, {added} lines added, {removed} removed (moved lines count as both)",
-    ]
+    amount = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return [*lines, f" {amount}, {added} lines added, {removed} removed (moved lines count as both)"]
 
 
 def wrapped(words: str, width: int = 96) -> list[str]:
