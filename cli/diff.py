@@ -60,9 +60,10 @@ def command(
 ) -> int:
     """Show what apply would change in every TREE, or what is applied.
 
-    On a terminal the files stand side by side. In a pipe or a FILE it is a unified diff, byte for byte: read
-    it in a review, or apply it from the tree's folder with `git apply` or `patch -p1 --binary`.
+    On a terminal the files stand side by side, or on a narrow one below each other, where `>` marks lines
+    that only move one level deeper. In a pipe or a FILE it is a unified diff, byte for byte: read it in a
+    review, or apply it from the tree's folder with `git apply` or `patch -p1 --binary`.
     """
     found = glm_pto.diff(trees, glm_pto.Options(sites, skip), which=which, python=python)
-    present.difference(report, found, stat=stat, output=output, pager=pager)
+    present.difference(report, found, asked=which, stat=stat, output=output, pager=pager)
     return 1 if exit_code and found.patch else 0

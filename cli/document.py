@@ -129,6 +129,7 @@ def of_diff(found: DiffResult) -> dict[str, Any]:
         "trees": [
             {
                 "root": str(root),
+                "which": which,
                 "files": [
                     {
                         "file": f.path,
@@ -139,7 +140,7 @@ def of_diff(found: DiffResult) -> dict[str, Any]:
                     for f in files
                 ],
             }
-            for root, files in found.trees
+            for (root, files), which in zip(found.trees, found.which, strict=True)
         ],
         "notes": list(found.notes),
     }

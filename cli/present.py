@@ -42,8 +42,13 @@ def asides(report: Report, notes: Iterable[str]) -> None:
         report.aside(note)
 
 
-def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | None, pager: bool) -> None:
-    """Report of diff: a patch in a pipe or a file, a side view on a terminal."""
+def difference(
+    report: Report, found: DiffResult, *, asked: str, stat: bool, output: Path | None, pager: bool
+) -> None:
+    """Report of diff: a patch in a pipe or a file, a side view on a terminal.
+
+    Where ``asked`` leaves open which difference is meant, what is applied must not be taken for pending.
+    """
     if not report.json:
         asides(report, found.notes)
     if output is not None:
@@ -60,6 +65,8 @@ def difference(report: Report, found: DiffResult, *, stat: bool, output: Path | 
         return
     if not found.patch:
         report.aside(f"no difference to show; `glm-pto status{report.target}` says where each site stands")
+    for line in text.applied_already(found) if asked == "auto" else ():
+        report.aside(line)
     if stat or output is not None:
         for line in text.stat(found):
             report.line(line)

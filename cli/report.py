@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from glm_pto.cli import text
 
@@ -145,7 +145,8 @@ class Report:
         """Something that rich draws, through a pager where it is longer than the screen."""
         from rich.console import Console
 
-        console = Console(force_terminal=True, no_color=not self.colored(), highlight=False)
+        colors: Literal["auto"] | None = "auto" if self.colored() else None
+        console = Console(force_terminal=True, color_system=colors, highlight=False)
         with console.capture() as captured:
             console.print(content)
         drawn = captured.get()

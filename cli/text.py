@@ -164,6 +164,16 @@ def action(result: Result, dry_run: bool) -> str:
     )
 
 
+def applied_already(found: DiffResult) -> list[str]:
+    """A line for each tree whose difference is not what apply would change."""
+    several = len(found.trees) > 1
+    return [
+        f"{f'{root}: ' if several else ''}nothing is pending; this is what is applied"
+        for (root, _), which in zip(found.trees, found.which, strict=True)
+        if which == "applied"
+    ]
+
+
 def stat(found: DiffResult) -> list[str]:
     """Files and how many lines they gain and lose."""
     files = [f for _, tree in found.trees for f in tree if f.patch]

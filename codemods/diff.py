@@ -23,10 +23,14 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class DiffResult:
-    """Differences by tree root, in the order of the files' paths; ``notes`` tell what was done before."""
+    """Differences by tree root, in the order of the files' paths; ``notes`` tell what was done before.
+
+    ``which`` says of each tree what its difference is: "pending" or "applied".
+    """
 
     trees: tuple[tuple[Path, tuple[FileDiff, ...]], ...]
     notes: tuple[str, ...] = ()
+    which: tuple[str, ...] = ()
 
     @property
     def patch(self) -> bytes:

@@ -116,16 +116,20 @@ def diff(
         raise UsageError(f"which={which!r}: choose from auto, pending, applied")
     choose(asked)  # a wrong name is told before anything is done
     found = settled(targets, python)
-    patches = []
+    patches, shown = [], []
     with telling(found):
         for tree in found:
-            changes = _differences(tree, asked, which, python)
+            what, changes = _differences(tree, asked, which, python)
+            shown.append(what)
             files = [file_diff(c.path.relative_to(tree.root).as_posix(), c.before, c.after) for c in changes]
             patches.append((tree.root, tuple(files)))
-    return DiffResult(tuple(patches), notes(found))
+    return DiffResult(tuple(patches), notes(found), tuple(shown))
 
 
-def _differences(tree: Tree, asked: Options, which: str, python: Path | None) -> Sequence[FileChange]:
+def _differences(
+    tree: Tree, asked: Options, which: str, python: Path | None
+) -> tuple[str, Sequence[FileChange]]:
+    """What the difference is, "pending" or "applied", and its files."""
     from glm_pto.codemods.prepare import prepare_apply, prepare_revert
     from glm_pto.codemods.survey import choose
 
@@ -134,11 +138,12 @@ def _differences(tree: Tree, asked: Options, which: str, python: Path | None) ->
         if prepared.problems:
             raise Refusal(*prepared.problems, findings=prepared.report.findings)
         if which == "pending" or prepared.changes:
-            return prepared.changes
+            return "pending", prepared.changes
     taken = prepare_revert(tree, replace(asked, force=True))  # an edited guard is shown too
     if taken.problems:
         raise Refusal(*taken.problems, findings=taken.report.findings)
-    return [_reverse(c) for c in taken.changes]
+    what = "applied" if which == "applied" or taken.changes else "pending"
+    return what, [_reverse(c) for c in taken.changes]
 
 
 def _once_more(work: Callable[[], Result]) -> Result:

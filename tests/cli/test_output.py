@@ -186,6 +186,8 @@ def test_colour_is_for_terminals_and_can_be_asked_for_or_not(run, terminal, tree
     assert "\x1b[" not in terminal("status", tree, NO_COLOR="1")
     assert "\x1b[" not in terminal("status", tree, "--color", "never")
     assert "\x1b[" not in terminal("status", tree, TERM="dumb")
+    assert "\x1b[" in terminal("diff", tree, "--no-pager")
+    assert "\x1b[" not in terminal("diff", tree, "--no-pager", "--color", "never")
     assert "\x1b[" not in run("status", tree).stdout
     assert "\x1b[" in run("status", tree, "--color", "always").stdout
 
@@ -243,6 +245,20 @@ def test_a_diff_without_a_difference_says_so_beside_the_empty_patch(run, tree: P
     answer = run("diff", tree, "--applied")
     assert (answer.returncode, answer.stdout) == (0, "") and "no difference to show" in answer.stderr
     assert run("diff", tree, "--applied", "--quiet").stderr == ""
+
+
+def test_a_diff_of_what_is_applied_is_not_taken_for_pending(run, tree: Path) -> None:
+    assert run("diff", tree).stderr == ""
+    run("apply", tree)
+    for options in ((), ("--stat",)):
+        assert "nothing is pending; this is what is applied" in run("diff", tree, *options).stderr
+    assert run("diff", tree, "--applied").stderr == ""
+    assert run("diff", tree, "--quiet").stderr == ""
+    (shown,) = json.loads(run("diff", tree, "--json").stdout)["trees"]
+    assert shown["which"] == "applied"
+    run("revert", tree)
+    (shown,) = json.loads(run("diff", tree, "--json").stdout)["trees"]
+    assert shown["which"] == "pending"
 
 
 def test_quiet_and_verbose_are_offered_where_they_change_the_output(run, tree: Path) -> None:
