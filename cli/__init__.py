@@ -55,7 +55,7 @@ class Commands(click.Group):
         try:
             code = super().main(words, *rest, **{**extra, "standalone_mode": False})
         except click.UsageError as error:
-            if not words:  # help was printed instead of an error
+            if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
                 error.show()
                 sys.exit(error.exit_code)
             hint = f"; see `{error.ctx.command_path} -h`" if error.ctx else ""

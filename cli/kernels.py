@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 \b
 Examples:
+  glm-pto kernels import ~/src/pypto
   glm-pto kernels list --json
   glm-pto kernels remove
 """
+
+
+#: What the list of commands says of `import`; its own help begins with the same in more words.
+SHORT = "Check the kernels in a checkout and record them."
 
 
 @click.group("kernels", epilog=EXAMPLES)
@@ -35,7 +40,7 @@ def command() -> None:
     """
 
 
-@command.command("import", epilog="Example: glm-pto kernels import ~/src/pypto")
+@command.command("import", epilog="Example: glm-pto kernels import ~/src/pypto", short_help=SHORT)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @options.output(verbose=False)
 def import_(report: Report, folder: Path) -> int:

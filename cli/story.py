@@ -47,7 +47,7 @@ def explain(recipe: recipes.Recipe, trees: Sequence[TreeReport]) -> Story:
         ("Replaced by", (f"{recipes.KERNELS}.{recipe.function}",)),
         ("Left to the original code when", asks or ("(the operator layer's source is not at hand)",)),
         ("Obsolete when", (recipe.drop_when,)),
-        ("Looked for in", tuple(looked_for(recipe, {p for t in trees for p in t.packages}))),
+        ("Looked for in", looked_for(recipe, {p for t in trees for p in t.packages})),
     ]
     for tree in trees:
         if tree.notes:
@@ -62,11 +62,14 @@ def explain(recipe: recipes.Recipe, trees: Sequence[TreeReport]) -> Story:
     return Story(tuple(paragraphs), facts)
 
 
-def looked_for(recipe: recipes.Recipe, packages: set[str]) -> Iterator[str]:
-    """One line per form of the packages (all: none named): file, function, releases."""
-    for place in recipe.places:
-        for form in place.forms if place.package in packages or not packages else ():
-            yield f"{place.package}/{form.file}: {form.scope} ({form.name}: {form.releases})"
+def looked_for(recipe: recipes.Recipe, packages: set[str]) -> tuple[str, ...]:
+    """One line per form of the packages (all: none of them is the recipe's): file, function, releases."""
+    places = [p for p in recipe.places if p.package in packages] or recipe.places
+    return tuple(
+        f"{place.package}/{form.file}: {form.scope} ({form.name}: {form.releases})"
+        for place in places
+        for form in place.forms
+    )
 
 
 def _found(tree: TreeReport, finding: Finding) -> Iterator[str]:

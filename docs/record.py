@@ -28,7 +28,7 @@ PICTURE = ROOT / "docs" / "assets" / "apply-diff-revert.svg"
 WIDTH = 132
 STEPS = (
     ("apply", "glm-net"),
-    ("diff", "glm-net", "--site", "gate", "--no-pager"),
+    ("diff", "--applied", "glm-net", "--site", "gate", "--no-pager"),
     ("revert", "glm-net"),
 )
 

@@ -29,5 +29,13 @@ def refuse_unknown(environment: Mapping[str, str]) -> None:
 def _instead(name: str) -> str:
     from difflib import get_close_matches  # only where something is wrong: an import costs every start
 
-    near = get_close_matches(name.upper(), KNOWN, n=1)
-    return f"did you mean {near[0]}?" if near else f"there is {', '.join((*LAYER, *KERNELS))}"
+    kernel = name.upper().startswith(KERNEL)
+    begin, there = (KERNEL, KERNELS) if kernel else (PREFIX, (*LAYER, *KERNELS))
+    # What all of them begin with must not count: it alone would make any two of them alike.
+    ends = {each.removeprefix(begin): each for each in (KERNELS if kernel else KNOWN)}
+    end = name.upper().removeprefix(begin)
+    if kernel:  # named like the operator's switch
+        operator = switches.SWITCHES.get(switches.SPELLINGS.get(f"USE_PTO_{end}", ""), "")
+        end = operator.upper() or end
+    near = get_close_matches(end, ends, n=1)
+    return f"did you mean {ends[near[0]]}?" if near else f"there is {', '.join(there)}"

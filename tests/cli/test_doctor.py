@@ -102,6 +102,10 @@ def test_explain_needs_no_tree(run) -> None:
     assert answer.returncode == 0 and "Looked for in" in answer.stdout
 
 
+def test_explain_tells_where_it_looks_in_a_tree_without_the_sites_package(run, tree: Path) -> None:
+    assert "wall_x/fusions/backend.py: <module> (" in run("explain", "wallx_backend", tree).stdout
+
+
 def test_explain_shows_the_nearest_candidate_of_a_moved_site(run, tree: Path) -> None:
     file = tree / "vllm" / "model_executor" / "models" / "glm4_moe.py"
     file.write_text(

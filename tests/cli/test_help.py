@@ -71,6 +71,21 @@ def test_a_misspelt_command_is_answered_with_the_nearest(run) -> None:
     assert (answer.returncode, "Did you mean 'apply'?" in answer.stderr) == (2, True)
 
 
-def test_a_misspelt_site_is_answered_with_the_nearest(run, tree: Path) -> None:
-    answer = run("status", tree, "--site", "page-attention")
-    assert (answer.returncode, "Did you mean 'paged_attention'?" in answer.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("page-attention", "'paged_attention'"),
+        ("attn", "'attention_pre' or 'paged_attention'"),
+        ("attention", "'attention_pre' or 'paged_attention'"),
+        ("share_experts", "'shared_expert'"),
+        ("experts", "'select_experts'"),
+        ("router-gate", "'gate'"),
+    ],
+)
+def test_a_misspelt_site_is_answered_with_what_was_meant(run, tree: Path, word: str, meant: str) -> None:
+    answer = run("status", tree, "--site", word)
+    assert (answer.returncode, f"Did you mean {meant}?" in answer.stderr) == (2, True), answer.stderr
+
+
+def test_a_site_like_none_is_answered_with_all(run, tree: Path) -> None:
+    assert "Choose from: attention_pre, gate," in run("status", tree, "--site", "fa").stderr

@@ -44,6 +44,13 @@ def test_the_last_line_names_the_whole_command(run: Callable) -> None:
     assert wrong.stderr.startswith("glm-pto kernels list: No such option")
 
 
+def test_without_a_command_the_help_is_shown_as_it_is(process: Callable) -> None:
+    shown, asked = process("kernels"), process("kernels", "--help")
+    assert asked.stdout.strip() in (shown.stderr + shown.stdout)
+    assert "glm-pto kernels: " not in shown.stderr and "see `glm-pto" not in shown.stderr
+    assert "import  Check the kernels in a checkout and record them.\n" in asked.stdout
+
+
 def test_import_refuses_all_that_does_not_fit_at_once(
     run: Callable, tmp_path: Path, configuration: Path
 ) -> None:

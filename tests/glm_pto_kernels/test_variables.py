@@ -57,11 +57,18 @@ def test_every_name_in_the_project_is_known_and_every_known_name_is_used() -> No
         ("glm_pto_check", "GLM_PTO_CHECK"),
         ("GLM_PTO_KERNEL_gate", "GLM_PTO_KERNEL_GATE"),
         ("GLM_PTO_KERNEL_FFN_SHARE_EXPERT_QUANT", "GLM_PTO_KERNEL_SHARED_EXPERT"),
+        ("GLM_PTO_KERNEL_FA", "GLM_PTO_KERNEL_PAGED_ATTENTION"),
+        ("GLM_PTO_KERNEL_SHARE_EXEPERTS", "GLM_PTO_KERNEL_SHARED_EXPERT"),
     ],
 )
 def test_a_slip_is_refused_with_what_was_meant(slip: str, meant: str) -> None:
     with pytest.raises(ValueError, match=rf"sets {slip}, which nothing reads; did you mean {meant}\?"):
         backends.decide("gate", {"GLM_PTO_DISABLE": "all", slip: "gate"})
+
+
+def test_a_kernel_of_no_operator_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"there is GLM_PTO_KERNEL_GATE, .*, GLM_PTO_KERNEL_SHARED_EXPERT$"):
+        variables.refuse_unknown({"GLM_PTO_KERNEL_MLP": "a:b"})
 
 
 def test_a_name_like_none_is_refused_with_all_that_there_are() -> None:
