@@ -18,7 +18,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def _meant(word: str, known: list[str]) -> list[str]:
-    """What the word is part of, the name that is spelt much like it, or what it is short for, in this order."""
+    """What the word is part of, is spelt much like, or is short for, in this order."""
     from difflib import get_close_matches
 
     long = len(word) >= ENOUGH

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from glm_pto.cli import COMMANDS, EXAMPLES, group
+from tests.glm_pto_kernels import upstream_tree
 
 
 def examples(name: str) -> list[list[str]]:
@@ -38,9 +39,12 @@ def all_examples() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("line", all_examples(), ids=" ".join)
-def test_example_runs(run, tree: Path, monkeypatch, line: tuple[str, ...]) -> None:
+def test_example_runs(run, tree: Path, tmp_path: Path, monkeypatch, line: tuple[str, ...]) -> None:
     """In a folder that holds ./glm-net, in an environment whose packages are that tree's."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # kernels writes there
     arguments = [sys.executable if a == "/opt/venv/bin/python" else a for a in line]
+    if "~/src/pypto" in arguments:
+        arguments[-1] = str(upstream_tree.write(tmp_path / "pypto"))
     if line[0] in ("revert", "verify") or "--applied" in line:
         assert run("apply", tree, "--install-kernels").returncode == 0
     if "--release" in arguments:
