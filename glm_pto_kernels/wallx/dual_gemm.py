@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation
-from glm_pto_kernels.wallx.plans import direct
+from glm_pto_kernels.wallx.plans import direct, refuse_output
 
 
 def asym_dual_gmm_separated(
@@ -35,7 +35,7 @@ def asym_dual_gmm_separated(
 
     Raises:
         TypeError: the six tensors are not of one floating type.
-        ValueError: shapes or devices do not fit.
+        ValueError: shapes or devices do not fit, or elements of an output share memory.
         RuntimeError: an output was given and gradients were asked for.
     """
     shapes = check(input_expert0, input_expert1, weight_expert0, weight_expert1, trans_a, trans_b)
@@ -96,6 +96,7 @@ def checked_output(out: Tensor, like: Tensor, shape: tuple[int, int]) -> Tensor:
             f"asym_dual_gmm: an output must be {list(shape)} {like.dtype} on {like.device}, "
             f"found {list(out.shape)} {out.dtype} on {out.device}"
         )
+    refuse_output("asym_dual_gmm", out)
     return out
 
 

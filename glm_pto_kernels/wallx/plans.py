@@ -1,7 +1,7 @@
 """Calls like one before: they go straight to the launch that was worked out then.
 
 A plan belongs to the integers of a call, to whether autograd records, and to all that checks and backends
-look at in its tensors: type, shape, strides, dtype, device, whether they ask for a gradient, and the modes
+look at in its tensors: type, shape, strides, dtype, device, whether they ask for a gradient, and the keys
 that torch dispatches by. These are compared by the C++ test that torch.compile guards its graphs with, in
 0.3 us; comparing them in Python, or a registered operator's dispatch, takes 3 and 8 us.
 """
@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._dynamo.guards import TensorGuards
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 Plan = Callable[..., Any]
@@ -28,7 +31,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def planned(numbers: Hashable, *tensors: Tensor) -> Plan | None:
     """The plan of a call with these integers and such tensors, if there was one."""
-    if is_compiling():
+    # The test for tensors sees neither modes in Python nor tangents.
+    if is_compiling() or forward_ad._current_level >= 0 or _len_torch_dispatch_stack():
         return None
     for alike, plan in PLANS.get((numbers, is_grad_enabled()), ()):
         if alike(*tensors):
@@ -62,13 +66,39 @@ def like(*tensors: Tensor) -> Test:
 def direct(*tensors: Tensor | None) -> bool:
     """Whether a call may go straight to its kernel instead of through torch's dispatcher.
 
-    A registered operator is needed for autograd, tracing and tensor subclasses only.
+    A registered operator is needed for autograd, for tracing and other modes, for function transforms, for
+    tensor subclasses and for views that negate what is in memory.
+
+    Raises:
+        RuntimeError: a tensor has a forward-mode tangent, which a registered operator would lose.
     """
     if is_compiling():
         return False
-    if is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and (type(tensor) not in PLAIN or tensor.requires_grad):
-                return False
-        return True
-    return all(tensor is None or type(tensor) in PLAIN for tensor in tensors)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(tensors)
+    if _len_torch_dispatch_stack() or maybe_current_level() is not None or _get_tracing_state() is not None:
+        return False
+    recorded = is_grad_enabled()
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN or (recorded and tensor.requires_grad) or tensor.is_neg():
+            return False
+    return True
+
+
+def refuse_output(name: str, out: Tensor) -> None:
+    """Raises ValueError for memory that kernels cannot write as the tensor is read."""
+    if out.is_neg():
+        raise ValueError(f"{name}: an output is a view that negates what is in memory; write into its base")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(f"{name}: elements of an output share memory (an expanded tensor); make it dense")
+
+
+def refuse_tangents(tensors: Sequence[Tensor | None]) -> None:
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(
+                "the wall-x operators have no forward-mode derivatives (torch.func.jvp, forward_ad); "
+                "use reverse mode: requires_grad and backward"
+            )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
-from glm_pto_kernels.wallx.plans import direct, planned
+from glm_pto_kernels.wallx.plans import direct, planned, refuse_output
 from glm_pto_kernels.wallx.rope_tables import table_grads
 
 
@@ -38,7 +38,7 @@ def rope(
 
     Raises:
         TypeError: types differ or are not floating.
-        ValueError: shapes, devices or sections do not fit, or D is odd.
+        ValueError: shapes, devices or sections do not fit, D is odd, or elements of an output share memory.
         RuntimeError: gradients were asked for; use ``apply_rope``, or call under ``torch.no_grad``.
     """
     write("rope", q, k, cos, sin, q_out, k_out, mrope_section_doubled, backward=False)
@@ -120,6 +120,7 @@ def write(
                 f"{name}: an output must be {list(x.shape)} {x.dtype} on {x.device}, "
                 f"found {list(out.shape)} {out.dtype} on {out.device}"
             )
+        refuse_output(name, out)
     if direct(*tensors) and numbers is not None:
         run("rope", numbers, compared, *tensors, sections, False, backward)
         return
