@@ -33,4 +33,4 @@ def command(report: Report, trees: tuple[Path, ...], python: Path | None) -> int
     """
     from glm_pto.cli import machine
 
-    return present.examined(report, machine.examine(trees, python))
+    return present.examined(report, machine.examine(trees, python, report.target))

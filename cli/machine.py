@@ -9,35 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import glm_pto
-from glm_pto.cli import releases
+from glm_pto.cli import questions, releases
 from glm_pto.cli.text import counts
 from glm_pto.codemods import interpreter, kernels, recipes
 from glm_pto.codemods.findings import BLOCKING, Refusal, TreeReport, UsageError, WriteFailure
-
-#: What is asked of the Python that runs the packages; answered on one line of JSON.
-QUESTION = """
-import json
-from importlib import metadata
-from importlib.util import find_spec
-names = json.loads(sys.argv[1])
-def version(name):
-    try: return metadata.version(name)
-    except metadata.PackageNotFoundError: return None
-    except Exception as error: return f"version not readable ({error!r})"
-def place(name):
-    try: spec = find_spec(name)
-    except Exception as error: return f"not to be found ({error!r})"
-    return None if spec is None else (spec.origin or list(spec.submodule_search_locations or [""])[0])
-print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable,
-                  "packages": {n: [version(n), place(n.replace("-", "_"))] for n in names}}))
-"""
-
-#: The operator layer's own decision for every operator.
-CHOICES = """
-import json
-from glm_pto_kernels import backends
-print(json.dumps([[name, c.backend, c.native] for name, c in backends.CHOICES.items()]))
-"""
 
 #: Distribution names; the ones after the first two are optional.
 PACKAGES = ("glm-pto", "libcst", "glm-pto-kernels", "vllm", "vllm-ascend", "torch", "torch-npu", "pypto",
@@ -59,8 +34,8 @@ class Fact:
     advice: str = ""
 
 
-def examine(trees: Sequence[Path], python: Path | None) -> tuple[Fact, ...]:
-    """Everything that doctor tells."""
+def examine(trees: Sequence[Path], python: Path | None, target: str = "") -> tuple[Fact, ...]:
+    """Everything that doctor tells; ``target`` are the words that named the trees."""
     answer = ask(python)
     found, none = surveyed(trees, python)
     return (
@@ -70,16 +45,16 @@ def examine(trees: Sequence[Path], python: Path | None) -> tuple[Fact, ...]:
         *choices(answer["packages"], python),
         *switches(os.environ),
         *none,
-        *states(found, python),
+        *states(found, python, target),
         *caches(os.environ, found),
-        Fact("uninstall", "before `pip uninstall glm-pto`", "run `glm-pto revert` first", "note",
+        Fact("uninstall", "before `pip uninstall glm-pto`", f"run `glm-pto revert{target}` first", "note",
              "guarded files import glm_pto_kernels; without it vLLM would not start"),
     )  # fmt: skip
 
 
 def ask(python: Path | None) -> dict[str, object]:
     """Versions and places of the packages that a Python would import."""
-    answer: dict[str, object] = interpreter.ask(python, QUESTION, json.dumps(PACKAGES))
+    answer: dict[str, object] = interpreter.ask(python, questions.PACKAGES, json.dumps(PACKAGES))
     return answer
 
 
@@ -167,12 +142,16 @@ def choices(packages: object, python: Path | None) -> Iterator[Fact]:
     if not any(packages.get("torch") or ()) or not any(packages.get("glm-pto-kernels") or ()):
         return
     try:
-        found = interpreter.ask(python, CHOICES, timeout=300)
+        found = interpreter.ask(python, questions.CHOICES, timeout=300)
     except interpreter.NoAnswer as error:
         yield Fact("backends", "glm_pto_kernels", f"cannot be imported: {error.why}", "problem",
                    "guarded files import it; vLLM would stop with the same error")  # fmt: skip
         return
-    for name, backend, native in found:
+    for name, backend, native, fault in found:
+        if fault:
+            yield Fact("backends", name, f"the kernel of your own cannot be taken: {fault}", "problem",
+                       "vLLM would stop with the same error at the first step")  # fmt: skip
+            continue
         said = f"the original code computes: {native}" if native else f"the {backend} backend computes"
         yield Fact("backends", name, said, "note" if native else "ok")
 
@@ -189,14 +168,14 @@ def switches(environment: Mapping[str, str]) -> Iterator[Fact]:
         yield Fact("switches", "USE_PTO_*, GLM_PTO_*", "none set: every switch is on, the backend is auto")
 
 
-def states(found: Sequence[TreeReport], python: Path | None) -> Iterator[Fact]:
+def states(found: Sequence[TreeReport], python: Path | None, target: str = "") -> Iterator[Fact]:
     """Per tree: how many sites stand how, and which operator layer its code would load."""
     for tree in found:
         states = counts(tree.findings)
         bad = {state.value for state in BLOCKING} & states.keys()
         words = ", ".join(f"{amount} {state}" for state, amount in sorted(states.items()))
         yield Fact("trees", str(tree.root), words or "no site", "problem" if bad else "ok",
-                   "`glm-pto status` shows which" if bad else "")  # fmt: skip
+                   f"`glm-pto status{target}` shows which" if bad else "")  # fmt: skip
         sites = {f.site for f in tree.findings}
         functions = [r.function for r in recipes.load() if r.site in sites]
         lacking = kernels.problem(tree.root, functions, python)

@@ -153,6 +153,8 @@ def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()
         report.line()
         report.line("Run on the CPU, torch reference against the original statements", style="bold")
         report.table(*proof.trials(trials))
+        for line in proof.TRIALS if report.verbose else ():
+            report.line(f"  {line}")
     words = {True: "proved", False: "refuted", None: "undecided"}
     ran = text.tally(("agrees" if t.good else "differs") if t.ran else "not_run" for t in trials)
     return report.ended(code, {**text.tally(words[c.ok] for c in checks), **ran})

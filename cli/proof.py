@@ -47,15 +47,18 @@ def summary(checks: Sequence[Check]) -> str:
 
 
 def remarks(checks: Sequence[Check], verbose: bool) -> list[str]:
-    """Why a check failed or could not be decided."""
-    told = [c for c in checks if c.detail and (c.ok is False or verbose or c.ok is None)]
-    return list(dict.fromkeys(plain(f"{c.site}: {c.name}: {c.detail}") for c in told))
+    """Why a check failed or could not be decided; what holds for several sites is said once."""
+    told: dict[str, list[str]] = {}
+    for check in sorted(checks, key=lambda c: c.site):
+        if check.detail and (check.ok is not True or verbose):
+            told.setdefault(f"{check.name}: {check.detail}", []).append(check.site)
+    return [plain(f"{', '.join(dict.fromkeys(sites))}: {line}") for line, sites in told.items()]
 
 
 def trials(found: Sequence[Trial]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and rows of the table of `verify --run`."""
     rows: list[tuple[str, ...]] = []
-    for one in found:
+    for one in sorted(found, key=lambda one: (one.site, one.file, one.line)):
         verdict = ("agrees" if one.good else "differs") if one.ran else "not run"
         numbers = (
             (f"{one.off:.2g}", f"{one.on:.2g}", f"{one.allowed:.2g}", str(one.calls))
@@ -64,3 +67,12 @@ def trials(found: Sequence[Trial]) -> tuple[tuple[str, ...], list[tuple[str, ...
         )
         rows.append((plain(one.site), verdict, *numbers, plain(one.detail or f"{one.file}:{one.line}")))
     return ("site", "verdict", "off", "on", "allowed", "calls", "where"), rows
+
+
+#: What the columns of that table are.
+TRIALS = (
+    "off: largest difference from the original statements with the switch off, which must be 0",
+    "on: the same with the switch on and the torch reference, relative to the largest value",
+    "allowed: what the operator may differ by, since it sums in another order or rounds once",
+    "calls: how often the operator was called with the switch on, which must be once",
+)

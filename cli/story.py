@@ -84,10 +84,11 @@ def _found(tree: TreeReport, finding: Finding) -> Iterator[str]:
 
 
 def _reached(finding: Finding) -> str:
+    who = "wall-x" if finding.package == "wall_x" else "a decode step"
     said, link = {
-        True: ("a decode step runs through it", ": "),
+        True: (f"{who} runs through it", ": "),
         False: ("by default no decode step runs through it", "; it is reached "),
-        None: ("whether a decode step runs through it cannot be told from the files", ": "),
+        None: (f"whether {who} runs through it cannot be told from the files", ": "),
     }[finding.reached]
     return f"{said}{link}{finding.reached_when}" if finding.reached_when else said
 

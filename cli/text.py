@@ -97,6 +97,8 @@ def last_line(command: str, code: int, fields: dict[str, object]) -> str:
     return f"glm-pto {command}: exit={code} {words}".rstrip()
 
 
+#: What must be restarted after a change in a package.
+PROGRAMS = {"vllm": "vLLM", "vllm_ascend": "vLLM", "wall_x": "wall-x"}
 #: Actions that changed (on a dry run: would change) a file.
 DONE = frozenset({Action.APPLIED, Action.RENEWED, Action.REVERTED})
 
@@ -122,7 +124,8 @@ def closing(command: str, result: Result, files: int, dry_run: bool, target: str
         return f"{amount} The original statements stand alone again."
     target = plain(target)
     review, undo = f"`glm-pto diff --applied{target}`", f"`glm-pto revert{target}`"
-    return f"{amount} Review with {review}, undo with {undo}; restart vLLM to load it."
+    ran = {PROGRAMS[f.package] for tree in result.trees for f in tree.findings if f.action in DONE}
+    return f"{amount} Review with {review}, undo with {undo}; restart {' and '.join(sorted(ran))} to load it."
 
 
 def shortfall(trees: Sequence[TreeReport], applied: bool, reached: bool) -> str:
@@ -151,8 +154,23 @@ def advice(trees: Sequence[TreeReport], target: str = "") -> str:
     if states & BLOCKING:
         return f"`glm-pto explain SITE{target}` tells more about a site that stands in the way."
     if State.APPLICABLE in states or State.REINSTALLED in states:
-        return f"`glm-pto diff{target}` shows what apply would change, `glm-pto apply{target}` does it."
+        shown = f"`glm-pto diff{target}` shows what apply would change, `glm-pto apply{target}` does it."
+        return " ".join(filter(None, (shown, left_out(trees))))
     return ""
+
+
+def left_out(trees: Sequence[TreeReport]) -> str:
+    """Sites that were left out before an upgrade: the next apply would take them in without a word."""
+    names: dict[str, None] = {}
+    for tree in trees:
+        guarded = {f.site for f in tree.findings if f.state in (State.REINSTALLED, State.APPLIED)}
+        if any(f.state is State.REINSTALLED for f in tree.findings):
+            open_ = (f.site for f in tree.findings if f.state is State.APPLICABLE)
+            names |= {site: None for site in open_ if site not in guarded}
+    if not names:
+        return ""
+    skips = " ".join(f"--skip {name}" for name in names)
+    return f"Not guarded before the upgrade: {', '.join(names)}; `{skips}` leaves it so."
 
 
 def action(result: Result, dry_run: bool) -> str:

@@ -226,11 +226,11 @@ def _edited(spot: Spot, file: Source, ours: Guard) -> Spot:
 
 
 def _pasted(spot: Spot, lines: list[int], package: Package) -> Spot:
-    shown = ", ".join(map(str, lines))
+    shown = f" (lines {', '.join(map(str, lines))})" if len(lines) > 1 else ""
     wanted = package.name.replace("_", "-") + (f"=={package.version}" if package.version else "")
     message = (
-        f"{spot.finding.file}:{lines[0]}: calls of the operator layer were pasted here by hand "
-        f"(line {shown}). Put the original statements back, for a whole package with `pip install --no-deps "
+        f"{spot.finding.file}:{lines[0]}: calls of the operator layer were pasted here by hand"
+        f"{shown}. Put the original statements back, for a whole package with `pip install --no-deps "
         f"--force-reinstall {wanted}`, and apply again; or keep the snippet and use --skip {spot.recipe.site}"
     )
     return replace(spot, finding=replace(spot.finding, state=State.PASTED, line=lines[0], message=message))

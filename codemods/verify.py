@@ -100,7 +100,8 @@ def verify(settled: Sequence[trees.Tree], *, python: Path | None = None) -> tupl
             known = record.files.get(path.relative_to(tree.root).as_posix()) if record else None
             found += _file(tree.root, path, folder, known.before if known else None, python)
     if not found:
-        raise UsageError("there is no guard to verify in these trees; run `glm-pto apply` first")
+        looked = ", ".join(str(tree.root) for tree in settled)
+        raise UsageError(f"{looked}: there is no guard to verify; run `glm-pto apply` on it first")
     return tuple(found)
 
 

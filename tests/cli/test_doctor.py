@@ -46,6 +46,34 @@ def test_doctor_names_a_switch_that_does_not_exist(run, tree: Path) -> None:
     assert "cannot be imported" in found["glm_pto_kernels"]["value"]
 
 
+def test_doctor_tries_a_kernel_of_the_users_own(run, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def fits(a, b, out): ...\ndef short(a): ...\nprint('a module that talks')\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    kernels = {
+        f"GLM_PTO_KERNEL_{name}": f"own:{function}"
+        for name, function in (("GATE", "fits"), ("PAGED_ATTENTION", "short"), ("SHARED_EXPERT", "gone"))
+    }
+    found = facts(run, tree, PYTHONPATH=path, **kernels)
+    assert found["gate"]["value"] == "the custom backend computes"
+    assert "short(a) does not fit paged_attention(query, " in found["paged_attention"]["value"]
+    assert "GLM_PTO_KERNEL_SHARED_EXPERT=own:gone: AttributeError" in found["shared_expert"]["value"]
+    assert found["shared_expert"]["verdict"] == "problem" and "first step" in found["shared_expert"]["advice"]
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_doctor_recommends_commands_for_the_same_tree(run, tree: Path) -> None:
+    model = tree / "vllm/model_executor/models/glm4_moe.py"
+    text = model.read_text().replace("self.gate(hidden", "glm_pto_kernels.gate(self.gate, hidden")
+    model.write_text(text)
+    found = facts(run, tree)
+    assert found[str(tree)]["advice"] == f"`glm-pto status {tree}` shows which"
+    assert f"`glm-pto revert {tree}`" in found["before `pip uninstall glm-pto`"]["value"]
+    (told,) = [line for line in run("status", tree).stdout.splitlines() if "pasted here by hand" in line]
+    assert "by hand. Put the original" in told
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_doctor_names_a_layer_that_was_made_by_hand(run, tree: Path) -> None:
     (tree / "glm_pto_kernels").mkdir()

@@ -239,6 +239,46 @@ def test_what_holds_for_several_sites_of_a_file_is_said_once(run, tree: Path) ->
     assert len(told) == 4 and told[0].startswith(
         "  attention_pre, gate: vllm/model_executor/models/glm4_moe.py"
     )
+    assert "Not guarded before" not in run("status", tree).stdout
+
+
+def test_what_was_left_out_before_an_upgrade_is_named_after_it(run, tree: Path) -> None:
+    skips = ("--skip", "gate", "--skip", "paged_attention")
+    run("apply", tree, "--install-kernels", *skips)
+    assert "Not guarded before" not in run("status", tree).stdout
+    for folder in tree.glob("[!.]*"):
+        shutil.rmtree(folder)
+    demo.write(tree)  # what a reinstall does
+    told = run("status", tree).stdout
+    named = (
+        "Not guarded before the upgrade: gate, paged_attention; `--skip gate --skip paged_attention` leaves"
+    )
+    assert named in told
+    assert "Not guarded before" not in run("status", tree, *skips).stdout
+
+
+def test_what_verify_cannot_decide_is_said_once_and_of_which_trees(run, tree: Path) -> None:
+    nothing = run("verify", tree)
+    assert (nothing.returncode, nothing.stderr.startswith(f"glm-pto verify: {tree}: there is no guard")) == (
+        2,
+        True,
+    )
+    run("apply", tree, "--install-kernels")
+    shutil.rmtree(tree / ".glm-pto")
+    told = [line for line in run("verify", tree).stdout.splitlines() if "not recorded" in line]
+    sites = "attention_pre, gate, paged_attention, select_experts, shared_expert"
+    assert told == [f"  {sites}: bytes: the bytes from before the first apply are not recorded"]
+
+
+def test_what_must_be_restarted_is_what_was_changed(run, tree: Path, tmp_path: Path) -> None:
+    assert "restart vLLM to load it" in run("apply", tree, "--install-kernels").stdout
+    backend = tmp_path / "wall-x/wall_x/fusions/backend.py"
+    backend.parent.mkdir(parents=True)
+    for folder in (backend.parent, backend.parent.parent):
+        (folder / "__init__.py").touch()
+    backend.write_text("import wallx_csrc as backend\n")
+    assert "restart wall-x to load it" in run("apply", tmp_path / "wall-x", "--install-kernels").stdout
+    assert "wall-x runs through it" in run("explain", "wallx_backend", tmp_path / "wall-x").stdout
 
 
 def test_a_diff_without_a_difference_says_so_beside_the_empty_patch(run, tree: Path) -> None:

@@ -36,6 +36,13 @@ def test_every_guard_agrees_with_its_original(run, applied: Path) -> None:
     assert all(t["ran"] and t["off"] == 0 and t["calls"] == 1 for t in document["trials"])
 
 
+def test_the_columns_of_the_runs_are_told_and_its_rows_are_in_the_order_of_status(run, applied: Path) -> None:
+    shown = run("verify", applied, "--run", "--verbose").stdout.partition("Run on the CPU")[2].splitlines()
+    rows, told = shown[2:7], shown[7:11]
+    assert [row.split()[0] for row in rows] == sorted(MISTAKES)
+    assert [line.split(":")[0].strip() for line in told] == ["off", "on", "allowed", "calls"]
+
+
 def test_a_wrong_guard_is_seen(applied: Path) -> None:
     (found,) = trees.find([applied])
     questions = [standing.question() for standing in verify.guards(found)]
