@@ -30,7 +30,7 @@ MODULES = {
 }
 
 _chosen: str | None = None
-_found: dict[tuple[str, bool, bool], Any] = {}
+_found: dict[tuple[str | None, str, bool, bool], Any] = {}
 
 
 def chosen() -> str:
@@ -64,10 +64,11 @@ def using(name: str) -> Iterator[None]:
 
 def implementation(operator: str, tensor: Tensor) -> Any:
     """The function that runs ``operator`` for tensors like ``tensor``; None if the backend has none."""
-    key = (operator, tensor.is_cuda, tensor.dtype is torch.float64)
+    # With the choice, or another thread's look-up from before a `use` would stay.
+    key = (_chosen, operator, tensor.is_cuda, tensor.dtype is torch.float64)
     found = _found.get(key)
     if found is None and key not in _found:
-        module = importlib.import_module(MODULES[resolve(*key[1:])])
+        module = importlib.import_module(MODULES[resolve(*key[2:])])
         found = _found[key] = getattr(module, operator, None)
     return found
 
@@ -77,11 +78,14 @@ def run(operator: str, numbers: Hashable, tensors: Sequence[Tensor], *arguments:
 
     Some backends make no plans, and none makes one where something has to be copied first.
     """
-    result = implementation(operator, tensors[0])(*arguments)
+    taken = implementation(operator, tensors[0])
+    result = taken(*arguments)
     make = implementation(f"{operator}_plan", tensors[0])
     plan = make and make(*arguments)
     if plan is not None:
         keep(numbers, tensors, plan)
+        if implementation(operator, tensors[0]) is not taken:  # another thread has called `use`
+            PLANS.clear()
     return result
 
 

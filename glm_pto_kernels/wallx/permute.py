@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
-from glm_pto_kernels.wallx.plans import direct, planned
+from glm_pto_kernels.wallx.plans import count, direct, planned
 
 INDEX_TYPES = (torch.int32, torch.int64)
 MAX_SLOTS = 2**31 - 1
@@ -31,8 +31,9 @@ def permute(
         indices: [T, K] int32 or int64 expert of each slot. Negative ids sort first unless ``mask_negative``.
         num_out_tokens: rows of the output; T*K where it is not positive. Slots beyond it are dropped (map
             -1), rows beyond T*K are zeros.
-        workspace: what an earlier call returned, or nothing (an empty list). Memory that is too small or of
-            another device is replaced, never overrun. One list must not serve two streams at the same time.
+        workspace: what an earlier call returned, or nothing (an empty list). Memory that is too small, not
+            dense or of another device is replaced, never overrun. One list must not serve two streams at the
+            same time.
         max_expanded_token_num: the largest T*K that the workspace has to serve, at least this call's.
         mask_negative: give slots with a negative expert no row (map -1) instead of sorting them first.
 
@@ -41,16 +42,22 @@ def permute(
         (t, k), or -1. No device-to-host synchronisation.
 
     Raises:
-        TypeError: ``indices`` is neither int32 nor int64, or ``input`` is not floating.
+        TypeError: ``indices`` is neither int32 nor int64, ``input`` not floating, a number no integer.
         ValueError: shapes or devices do not fit, or ``max_expanded_token_num`` is less than T*K.
     """
     # The document calls the workspace a tensor, the original takes a list: both are accepted.
     spare = [workspace] if isinstance(workspace, Tensor) and workspace.numel() else list(workspace)
+    if type(num_out_tokens) is not int or type(max_expanded_token_num) is not int:
+        num_out_tokens = count("permute: num_out_tokens", num_out_tokens)
+        max_expanded_token_num = count("permute: max_expanded_token_num", max_expanded_token_num)
+    if type(mask_negative) is not bool:
+        mask_negative = bool(mask_negative)
     numbers = ("permute", num_out_tokens, max_expanded_token_num, mask_negative, input.numel())
     plan = planned(numbers, input, indices)
     if plan is not None:
         return plan(input, indices, spare)  # type: ignore[no-any-return]
     check_indices("permute", input, indices)
+    check_rows("permute", num_out_tokens)
     if max_expanded_token_num < indices.numel():
         raise ValueError(
             f"permute: max_expanded_token_num is {max_expanded_token_num}, less than this call's T*K = "
@@ -79,11 +86,15 @@ def permute_with_map(input: Tensor, row_id_map: Tensor, num_out_tokens: int, num
     Returns:
         [n, H].
     """
+    if type(num_out_tokens) is not int or type(num_topK) is not int:
+        num_out_tokens = count("permute_with_map: num_out_tokens", num_out_tokens)
+        num_topK = count("permute_with_map: num_topK", num_topK)
     rows = num_out_tokens if num_out_tokens > 0 else row_id_map.numel()
     numbers = ("permute_with_map", rows, num_topK, input.numel())
     plan = planned(numbers, input, row_id_map)
     if plan is not None:
         return plan(input, row_id_map)  # type: ignore[no-any-return]
+    check_rows("permute_with_map", rows)
     check_map("permute_with_map", input, row_id_map, input.shape[0], num_topK)
     arguments = (input, row_id_map, rows, num_topK)
     if direct(input, row_id_map):
@@ -105,6 +116,11 @@ def check_indices(name: str, x: Tensor, indices: Tensor) -> None:
         raise ValueError(f"{name}: input is on {x.device}, indices on {indices.device}; move one of them")
     if indices.numel() > MAX_SLOTS:
         raise ValueError(f"{name}: T*K = {indices.numel()} does not fit the int32 row map")
+
+
+def check_rows(name: str, rows: int) -> None:
+    if rows > MAX_SLOTS:
+        raise ValueError(f"{name}: {rows} rows do not fit the int32 row map")
 
 
 def check_map(name: str, x: Tensor, row_id_map: Tensor, tokens: int, top_k: int) -> None:

@@ -9,6 +9,7 @@ that torch dispatches by. These are compared by the C++ test that torch.compile 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -38,6 +39,20 @@ def planned(numbers: Hashable, *tensors: Tensor) -> Plan | None:
         if alike(*tensors):
             return plan
     return None
+
+
+def count(name: str, number: Any) -> int:
+    """An integer argument as an int; kernels and plans take no other (numpy's, a bool, a tensor of one).
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    if isinstance(number, torch.SymInt):
+        return number
+    try:
+        return int(index(number))
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, found {number!r}") from None
 
 
 def keep(numbers: Hashable, tensors: Sequence[Tensor], plan: Plan) -> None:
@@ -89,7 +104,7 @@ def direct(*tensors: Tensor | None) -> bool:
 
 def refuse_output(name: str, out: Tensor) -> None:
     """Raises ValueError for memory that kernels cannot write as the tensor is read."""
-    if out.is_neg():
+    if not is_compiling() and out.is_neg():
         raise ValueError(f"{name}: an output is a view that negates what is in memory; write into its base")
     if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(f"{name}: elements of an output share memory (an expanded tensor); make it dense")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
-from glm_pto_kernels.wallx.plans import direct, planned, refuse_output
+from glm_pto_kernels.wallx.plans import count, direct, planned, refuse_output
 from glm_pto_kernels.wallx.rope_tables import table_grads
 
 
@@ -37,7 +37,7 @@ def rope(
             ``apply_rope``.
 
     Raises:
-        TypeError: types differ or are not floating.
+        TypeError: types differ or are not floating, or a section is no integer.
         ValueError: shapes, devices or sections do not fit, D is odd, or elements of an output share memory.
         RuntimeError: gradients were asked for; use ``apply_rope``, or call under ``torch.no_grad``.
     """
@@ -85,12 +85,12 @@ def apply_rope(
     if bands not in ("consecutive", "repeated"):
         raise ValueError(f'apply_rope: bands must be "consecutive" or "repeated", found {bands!r}')
     repeated = bands == "repeated"
-    check("apply_rope", q, k, cos, sin, sections, repeated)
+    widths = check("apply_rope", q, k, cos, sin, sections, repeated)
     if direct(q, k, cos, sin):
         q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-        implementation("rope", q)(q, k, cos, sin, q_out, k_out, sections, repeated, False)
+        implementation("rope", q)(q, k, cos, sin, q_out, k_out, widths, repeated, False)
         return q_out, k_out
-    return rope_op(q, k, cos, sin, list(sections), repeated, False)
+    return rope_op(q, k, cos, sin, widths, repeated, False)
 
 
 def write(
@@ -113,7 +113,7 @@ def write(
     if plan is not None:
         plan(*tensors)
         return
-    check(name, q, k, cos, sin, sections, False)
+    widths = check(name, q, k, cos, sin, sections, False)
     for x, out in ((q, q_out), (k, k_out)):
         if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
             raise ValueError(
@@ -121,20 +121,21 @@ def write(
                 f"found {list(out.shape)} {out.dtype} on {out.device}"
             )
         refuse_output(name, out)
-    if direct(*tensors) and numbers is not None:
-        run("rope", numbers, compared, *tensors, sections, False, backward)
+    if direct(*tensors):
+        run("rope", (name, *widths, q.numel(), in_place), compared, *tensors, widths, False, backward)
         return
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise RuntimeError(
             f"{name} writes into its outputs, so autograd cannot record it; use apply_rope, or call it under "
             "torch.no_grad() or inside an autograd.Function"
         )
-    rope_out_op(q, k, cos, sin, q_out, k_out, list(sections), backward)
+    rope_out_op(q, k, cos, sin, q_out, k_out, widths, backward)
 
 
 def check(
     name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sections: Sequence[int], repeated: bool
-) -> None:
+) -> list[int]:
+    """The sections as ints, or an error that names what does not fit."""
     q_shape, k_shape = q.shape, k.shape
     if len(q_shape) != 4 or len(k_shape) != 4:
         raise ValueError(
@@ -151,11 +152,12 @@ def check(
         )
     if isinstance(sections, bool) or len(sections) != 3:
         raise ValueError(f"{name}: the sections are three band widths, e.g. [32, 48, 48], found {sections!r}")
+    widths = [width if type(width) is int else count(f"{name}: a section", width) for width in sections]
     whole = dim // 2 if repeated else dim
-    if dim % 2 or sum(sections) != whole or min(sections) < 0:
+    if dim % 2 or sum(widths) != whole or min(widths) < 0:
         raise ValueError(
             f"{name}: the head size must be even and the sections must sum to {whole}, "
-            f"found head size {dim} and {list(sections)}"
+            f"found head size {dim} and {widths}"
         )
     kind = q.dtype
     if k.dtype != kind or cos.dtype != kind or sin.dtype != kind or not kind.is_floating_point:
@@ -166,6 +168,7 @@ def check(
     place = q.device
     if k.device != place or cos.device != place or sin.device != place:
         raise ValueError(f"{name}: q is on {place}, k, cos, sin on {k.device}, {cos.device}, {sin.device}")
+    return widths
 
 
 ROPE = "(Tensor q, Tensor k, Tensor cos, Tensor sin, int[] sections, bool repeated, bool backward)"

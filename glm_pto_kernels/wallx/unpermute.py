@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
 from glm_pto_kernels.wallx.permute import check_map
-from glm_pto_kernels.wallx.plans import direct, planned
+from glm_pto_kernels.wallx.plans import count, direct, planned
 
 
 def unpermute(
@@ -32,9 +32,12 @@ def unpermute(
         [T, H] in ``input``'s type.
 
     Raises:
-        TypeError: ``row_id_map`` is not int32, or ``prob`` not floating.
+        TypeError: ``row_id_map`` is not int32, ``prob`` not floating, or a number no integer.
         ValueError: shapes or devices do not fit.
     """
+    if type(max_tokens) is not int or type(num_topK) is not int:
+        max_tokens = count("unpermute: max_tokens", max_tokens)
+        num_topK = count("unpermute: num_topK", num_topK)
     if prob is not None and not (num_topK > 1 and prob.numel()):
         prob = None
     tensors = (input, row_id_map) if prob is None else (input, row_id_map, prob)
@@ -80,6 +83,11 @@ def unpermute_bwd(
         raise ValueError(
             f"unpermute_bwd: input_fwd must be [N, {input_bwd.shape[1]}] {input_bwd.dtype}, "
             f"found {list(input_fwd.shape)} {input_fwd.dtype}"
+        )
+    if input_fwd.device != input_bwd.device:
+        raise ValueError(
+            f"unpermute_bwd: input_bwd is on {input_bwd.device}, input_fwd on {input_fwd.device}; "
+            "move one of them"
         )
     if prob is not None:
         check_prob("unpermute_bwd", input_bwd, prob, tokens, top_k)

@@ -218,11 +218,20 @@ def variant(
 def workspace_table(kept: list[Tensor], chunks: int, growth: int, like: Tensor) -> Tensor:
     """Room for the counts and their scan: the caller's, or new room that the caller gets to keep."""
     needed = 2 * (BINS + 2) * chunks
-    if not (
-        kept and kept[0].dtype == torch.int32 and kept[0].device == like.device and kept[0].numel() >= needed
-    ):
+    if not (kept and serves(kept[0], needed, like)):
         kept[:] = [torch.empty(needed * growth, dtype=torch.int32, device=like.device)]
     return kept[0]
+
+
+def serves(room: Tensor, needed: int, like: Tensor) -> bool:
+    """Whether memory is ours to write: enough of it, side by side, on the device."""
+    return (
+        room.dtype == torch.int32
+        and room.dim() == 1
+        and room.numel() >= needed
+        and room.is_contiguous()
+        and room.device == like.device
+    )
 
 
 def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked: bool) -> Tensor:

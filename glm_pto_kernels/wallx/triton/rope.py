@@ -267,7 +267,11 @@ def strided(
 ) -> None:
     """The rare layouts: dense copies in, results copied back."""
     results = [out if out.stride(3) == 1 else out.new_empty(out.shape) for out in (q_out, k_out)]
-    dense = [t if t.stride(3) == 1 else t.contiguous() for t in (q, k, cos, sin)]
+    # A tensor without elements counts as contiguous whatever its strides are.
+    dense = [
+        t if t.stride(3) == 1 else t.contiguous() if t.numel() else t.new_empty(t.shape)
+        for t in (q, k, cos, sin)
+    ]
     rope(*dense, *results, sections, repeated, backward)
     for out, result in zip((q_out, k_out), results, strict=True):
         if result is not out:

@@ -188,6 +188,44 @@ def test_empty_prob_is_a_plain_sum(place):
     torch.testing.assert_close(wallx.unpermute(permuted, row_map, torch.tensor([]), 9, 2), 2 * x)
 
 
+@pytest.mark.parametrize("layout", ["expanded", "strided", "matrix", "scalar"])
+def test_workspace_that_is_not_dense_is_replaced_never_overrun(place, layout, monkeypatch):
+    if place.name == "torch":
+        pytest.skip("the reference needs no workspace")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.permute")
+    # Short lists rank by a scan, too; the kernels of other sizes must not be taken for theirs.
+    for name, value in (("PAIRS", 4), ("CHUNKS_IN_ROW", 0)):
+        monkeypatch.setattr(kernels, name, value)
+    memory = torch.full((8 * (kernels.BINS + 2),), 7, dtype=torch.int32, device=place.device)
+    room = {
+        "expanded": memory[:1].expand(10**6),
+        "strided": memory[::2],
+        "matrix": memory[None],
+        "scalar": memory[0],
+    }[layout]
+    x, ids = torch.randn(6, 8, device=place.device), torch.arange(12, device=place.device).view(6, 2) % 5
+    permuted, row_map, workspace = wallx.permute(x, ids, 0, room if layout == "scalar" else [room], 12)
+    assert torch.equal(memory, torch.full_like(memory, 7))
+    assert workspace[0].is_contiguous()
+    expected = reference.permute(x, ids, 0, False)
+    assert torch.equal(permuted, expected[0])
+    assert torch.equal(row_map, expected[1])
+
+
+def test_more_rows_than_the_map_can_name_are_refused(place):
+    x, ids = torch.ones(2, 1, device=place.device), torch.zeros(2, 1, dtype=torch.int32, device=place.device)
+    with pytest.raises(ValueError, match="do not fit the int32 row map"):
+        wallx.permute(x, ids, 2**31, [], 2)
+    with pytest.raises(ValueError, match="do not fit the int32 row map"):
+        wallx.permute_with_map(x, ids[:, 0], 2**31)
+
+
+def test_gradients_of_two_devices_are_refused(place):
+    x = torch.ones(2, 1, device=place.device)
+    with pytest.raises(ValueError, match="input_fwd on meta"):
+        wallx.unpermute_bwd(x, x.to("meta"), torch.arange(2, dtype=torch.int32, device=place.device), None)
+
+
 def test_workspace_is_reused_and_replaced_when_too_small(place):
     x, ids = made(place, 7, 2, 8, 3)
     permuted, row_map, workspace = wallx.permute(x, ids, 0, [], 1000)

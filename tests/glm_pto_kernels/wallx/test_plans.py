@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+
+import numpy as np
 import pytest
 import torch
 
@@ -136,3 +139,57 @@ def test_new_rows_are_dense_whatever_they_are_modelled_on(place, shape, layout):
         assert out.dtype == dtype or (dtype is None and out.dtype == torch.half)
         assert out.device == x.device
         assert not out.requires_grad
+
+
+def test_a_plan_that_was_made_while_the_backend_changed_is_not_kept(place, monkeypatch):
+    """Another thread may call ``use`` at any time; here the operator does."""
+    if place.name == "torch":
+        pytest.skip("the reference makes no plans")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton")
+    kernel = kernels.permute
+
+    def interrupted(*arguments):
+        wallx.use("torch")
+        return kernel(*arguments)
+
+    monkeypatch.setattr(kernels, "permute", interrupted)
+    wallx.use("triton")
+    x, ids = torch.ones(6, 8, device=place.device), torch.arange(6, device=place.device)[:, None]
+    wallx.permute(x, ids, 6, [], 6)
+    assert plans.PLANS == {}
+
+
+@pytest.mark.parametrize(
+    "six", [np.int64(6), np.int8(6), torch.tensor(6)], ids=lambda six: type(six).__name__
+)
+def test_other_integers_count_as_ints_do(place, six):
+    x, rows = torch.randn(6, 8, device=place.device), torch.arange(6, device=place.device, dtype=torch.int32)
+    ids, one = rows.flip(0)[:, None], six // 6
+    for _ in range(2):
+        permuted, row_map, _ = wallx.permute(x, ids, six, [], six)
+        assert torch.equal(permuted, x.flip(0))
+        assert torch.equal(wallx.permute_with_map(x, row_map, six, one), x.flip(0))
+        assert torch.equal(wallx.unpermute(permuted, row_map, None, six, one), x)
+
+
+def test_a_tensor_that_counts_is_read_at_every_call(place):
+    x, ids = torch.randn(6, 8, device=place.device), torch.arange(6, device=place.device)[:, None] - 1
+    rows, mask = torch.tensor(6), torch.tensor(True)
+    assert wallx.permute(x, ids, rows, [], 6, mask_negative=mask)[1].tolist() == [-1, 0, 1, 2, 3, 4]
+    rows.fill_(4)
+    mask.fill_(False)
+    assert wallx.permute(x, ids, rows, [], 6, mask_negative=mask)[1].tolist() == [0, 1, 2, 3, -1, -1]
+
+
+def test_what_is_no_integer_is_refused_after_a_plan_too(place):
+    x, rows = torch.randn(6, 8, device=place.device), torch.arange(6, device=place.device, dtype=torch.int32)
+    calls = (
+        lambda six, one: wallx.permute(x, rows[:, None], six, [], six),
+        lambda six, one: wallx.permute_with_map(x, rows, six, one),
+        lambda six, one: wallx.unpermute(x, rows, None, six, one),
+    )
+    for call in calls:
+        call(6, 1)
+        for six, one in ((6.0, 1.0), ("6", "1"), (None, None)):
+            with pytest.raises(TypeError, match="must be an integer, found"):
+                call(six, one)

@@ -256,3 +256,22 @@ def test_F13_side_stream_and_graph_capture(place):
     expected = reference.apply_rope(q, k, cos, sin, [32, 48, 48])
     for actual, exact in zip(outputs, expected, strict=True):
         close(actual, exact, torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 3, 8), (0, 2, 3, 8), (1, 2, 0, 8)], ids=str)
+def test_a_strided_tensor_without_elements(place, shape):
+    """It counts as contiguous, so a dense copy of it is itself."""
+    q = torch.randn(*shape[:3], 16, device=place.device)[..., ::2]
+    k = torch.randn(shape[0], 1, *shape[2:], device=place.device)
+    cos = torch.randn(3, shape[0], *shape[2:], device=place.device)
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    wallx.rope(q, k, cos, cos, q_out, k_out, [2, 3, 3])
+    expected = reference.apply_rope(q, k, cos, cos, [2, 3, 3])
+    torch.testing.assert_close((q_out, k_out), expected)
+
+
+@pytest.mark.parametrize("width", [2.0, "2", None])
+def test_a_section_that_is_no_integer_is_refused(place, width):
+    q, cos = torch.randn(1, 1, 3, 8, device=place.device), torch.randn(3, 1, 3, 8, device=place.device)
+    with pytest.raises(TypeError, match="a section must be an integer"):
+        wallx.apply_rope(q, q, cos, cos, [width, 3, 3])
