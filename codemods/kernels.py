@@ -61,9 +61,9 @@ def problem(root: Path, functions: Iterable[str], python: Path | None = None) ->
     """Why patched code at ``root`` could not call the layer, with what to do; None if it could."""
     layer = find(root, functions, python)
     advice = (
-        f"run `{python or 'python'} -m pip install glm-pto` with the Python that runs the packages, "
-        "or apply with --install-kernels to copy the layer beside them; "
-        "--python PATH asks that Python what it finds"
+        f"install glm-pto for the Python that runs the packages (`{python or 'python'} -m pip install` with "
+        "the folder or wheel that this one came from), or apply with --install-kernels to copy the layer "
+        "beside them; --python PATH asks that Python what it finds"
     )
     if layer is None:
         return f"{root}: no {KERNELS} would be found by the patched code; {advice}"

@@ -32,9 +32,9 @@ RECIPE = Recipe(
     switch="USE_PTO_GATE",
     title="Router gate: hidden states times gate weight, in fp32",
     why=(
-        "Up to vLLM 0.30 the native path writes an fp32 copy of the activations and reads it again for one "
-        "small matrix product; later ones have a layer for it that is tuned for other devices. The fused "
-        "operator takes bf16 activations and the fp32 weight and writes the fp32 logits."
+        "Up to vLLM 0.30 the native path is a general matrix product in fp32; later ones have a layer for it "
+        "that is tuned for other devices. The operator takes the activations in fp32, as the native path "
+        "does, in tiles for a decode step's few tokens, where bringing in the weight takes the time."
     ),
     links=(
         "https://github.com/vllm-project/vllm/blob/v0.12.0/vllm/model_executor/models/glm4_moe.py",

@@ -200,8 +200,8 @@ RECIPE = Recipe(
     switch="USE_PTO_SHARE_EXPERTS",
     title="Shared expert in dynamic W8A8, whole",
     why=(
-        "The native path is four operators with their results in memory: quantise, matrix product, "
-        "dequantise with SiLU, multiply and quantise, matrix product. The fused one keeps a tile of rows on "
+        "The native path is four operators with their results in memory: quantise; matrix product; "
+        "dequantise, SiLU, multiply, quantise; matrix product. The fused one keeps a tile of rows on "
         "the chip from end to end."
     ),
     links=(

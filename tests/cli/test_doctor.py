@@ -80,6 +80,7 @@ def test_doctor_names_a_layer_that_was_made_by_hand(run, tree: Path) -> None:
     (tree / "glm_pto_kernels" / "__init__.py").write_text("def gate(layer, x): ...\n")
     found = facts(run, tree)["operator layer"]
     assert found["verdict"] == "problem" and "made by hand" in found["value"]
+    assert "the folder or wheel that this one came from" in found["value"]
 
 
 @pytest.mark.usefixtures("without_torch")
