@@ -80,6 +80,8 @@ def difference(
         from glm_pto.cli.sideview import SideView
 
         for root, files in found.trees:
+            if len(found.trees) > 1:
+                report.line(text.plain(root), style="bold")
             report.page(SideView(str(root), tuple((f.path, f.patch) for f in files)), pager)
     else:
         report.raw(found.patch)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from glm_pto.codemods.findings import Finding, TreeReport
 
 
+#: A column is not made narrower than this, however narrow the terminal is.
+NARROWEST = 16
+
+
 class Unwritten(Exception):
     """The output could not be written; what the command did is done."""
 
@@ -81,10 +85,13 @@ class Report:
 
     def _row(self, cells: Sequence[str], widths: Sequence[int], styles: Sequence[str]) -> None:
         padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        padded[-1] = cells[-1]
+        margin = sum(widths[:-1]) + 2 * len(cells)
+        padded[-1], *more = text.wrapped(cells[-1], max(_columns() - margin, NARROWEST))
         if self.colored():
             padded = [_styled(cell, style) for cell, style in zip(padded, styles, strict=True)]
         self._write(sys.stdout, "  " + "  ".join(padded).rstrip() + "\n")
+        for part in more:
+            self._write(sys.stdout, " " * margin + part + "\n")
 
     def line(self, words: str = "", *, style: str = "") -> None:
         """One line of text, already made plain."""
@@ -189,6 +196,15 @@ class Report:
             _silence(stream)
             if error.errno not in (errno.EPIPE, errno.EINVAL):
                 raise Unwritten(f"{stream.name}: {error.strerror}") from None
+
+
+def _columns() -> int:
+    """How wide a line may be: as the terminal is, and any width where a program reads."""
+    if not on_terminal():
+        return sys.maxsize
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns
 
 
 def on_terminal() -> bool:

@@ -196,7 +196,11 @@ def stat(found: DiffResult) -> list[str]:
     """Files and how many lines they gain and lose."""
     files = [f for _, tree in found.trees for f in tree if f.patch]
     width = max((len(f.path) for f in files), default=0)
-    lines = [f" {plain(f.path).ljust(width)} | +{f.added} -{f.removed}" for f in files]
+    lines = []
+    for root, tree in found.trees:
+        if len(found.trees) > 1:
+            lines.append(plain(root))
+        lines += [f" {plain(f.path).ljust(width)} | +{f.added} -{f.removed}" for f in tree if f.patch]
     added, removed = sum(f.added for f in files), sum(f.removed for f in files)
     amount = "1 file" if len(files) == 1 else f"{len(files)} files"
     return [*lines, f" {amount}, {added} lines added, {removed} removed (moved lines count as both)"]
@@ -204,7 +208,7 @@ def stat(found: DiffResult) -> list[str]:
 
 def wrapped(words: str, width: int = 96) -> list[str]:
     """A paragraph in lines; text that is indented or numbered already stays as it is."""
-    if len(words) <= width or words.startswith((" ", ">")):
+    if len(words) <= width or words.startswith((" ", ">")) or " " not in words:
         return [words]
     lines, line = [], ""
     for word in words.split():

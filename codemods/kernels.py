@@ -63,8 +63,10 @@ def problem(root: Path, functions: Iterable[str], python: Path | None = None) ->
     advice = (
         f"install glm-pto for the Python that runs the packages (`{python or 'python'} -m pip install` with "
         "the folder or wheel that this one came from), or apply with --install-kernels to copy the layer "
-        "beside them; --python PATH asks that Python what it finds"
+        "beside them"
     )
+    if python is None:
+        advice += "; --python PATH asks that Python what it finds"
     if layer is None:
         return f"{root}: no {KERNELS} would be found by the patched code; {advice}"
     if layer.missing:

@@ -301,6 +301,24 @@ def test_a_diff_of_what_is_applied_is_not_taken_for_pending(run, tree: Path) -> 
     assert shown["which"] == "pending"
 
 
+def test_a_diff_of_several_trees_says_which_file_is_whose(run, terminal, tree: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tree, other)
+    lines = run("diff", tree, other, "--stat").stdout.splitlines()
+    assert (lines[0], lines[5]) == (str(tree), str(other)) and lines[10].startswith(" 8 files")
+    shown = terminal("diff", tree, other, "--no-pager", "--color", "never").splitlines()
+    assert str(tree) in shown and str(other) in shown
+    assert str(tree) not in run("diff", tree, "--stat").stdout
+
+
+def test_a_table_fits_a_narrow_terminal_where_its_last_column_is_words(terminal, run) -> None:
+    shown = terminal("sites", "--color", "never", COLUMNS="80").replace("\r", "").splitlines()
+    assert max(map(len, shown)) <= 80
+    assert shown[1].startswith("  attention_pre  ") and shown[2].startswith(" " * 60)
+    assert sorted(" ".join(shown).split()) == sorted(run("sites").stdout.split())
+    assert len(run("sites").stdout.splitlines()) < len(shown)
+
+
 def test_quiet_and_verbose_are_offered_where_they_change_the_output(run, tree: Path) -> None:
     def said(*words: str | Path) -> str:
         run("apply", tree)
