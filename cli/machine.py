@@ -149,8 +149,8 @@ def choices(packages: object, python: Path | None) -> Iterator[Fact]:
         return
     for name, backend, native, fault in found:
         if fault:
-            yield Fact("backends", name, f"the kernel of your own cannot be taken: {fault}", "problem",
-                       "vLLM would stop with the same error at the first step")  # fmt: skip
+            yield Fact("backends", name, f"the {backend} backend is chosen and cannot compute: {fault}",
+                       "problem", "vLLM would stop with the same error at the first step")  # fmt: skip
             continue
         said = f"the original code computes: {native}" if native else f"the {backend} backend computes"
         yield Fact("backends", name, said, "note" if native else "ok")

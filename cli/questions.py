@@ -20,13 +20,17 @@ print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable
                   "packages": {n: [version(n), place(n.replace("-", "_"))] for n in names}}))
 """
 
-#: The operator layer's own decision for every operator, and why a kernel of the user's cannot be taken.
+#: Per operator: the backend, why the original code computes instead, and why a chosen backend cannot.
 CHOICES = """
 import json
-from glm_pto_kernels import backends
+import glm_pto_kernels
+from glm_pto_kernels import backends, switches
+off = {name: switch for switch, name in switches.SWITCHES.items() if not getattr(glm_pto_kernels, switch)}
+def native(name, choice):
+    return f"switched off by {off[name]}" if name in off else choice.native
 def fault(name, choice):
-    if choice.backend != "custom" or choice.native is not None: return None
+    if native(name, choice) is not None: return None
     try: backends.load(name)
     except Exception as error: return str(error) or repr(error)
-print(json.dumps([[name, c.backend, c.native, fault(name, c)] for name, c in backends.CHOICES.items()]))
+print(json.dumps([[n, c.backend, native(n, c), fault(n, c)] for n, c in backends.CHOICES.items()]))
 """

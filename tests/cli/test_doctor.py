@@ -62,6 +62,16 @@ def test_doctor_tries_a_kernel_of_the_users_own(run, tree: Path, tmp_path: Path)
     assert found["shared_expert"]["verdict"] == "problem" and "first step" in found["shared_expert"]["advice"]
 
 
+def test_doctor_tells_of_a_chosen_backend_that_cannot_run_and_of_a_switch_that_is_off(
+    run, tree: Path
+) -> None:
+    found = facts(run, tree, GLM_PTO_BACKEND="pypto,select_experts=torch", USE_PTO_GATE="0")
+    assert found["gate"]["value"] == "the original code computes: switched off by USE_PTO_GATE"
+    assert "GLM_PTO_BACKEND=pypto cannot run here: " in found["attention_pre"]["value"]
+    assert found["attention_pre"]["verdict"] == "problem"
+    assert found["select_experts"]["value"] == "the torch backend computes"
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_doctor_recommends_commands_for_the_same_tree(run, tree: Path) -> None:
     model = tree / "vllm/model_executor/models/glm4_moe.py"
