@@ -150,7 +150,7 @@ def proved(report: Report, checks: Sequence[Check], trials: Sequence[Trial] = ()
         for line in proof.remarks(checks, report.verbose):
             report.line(f"  {line}", style="yellow")
         report.line()
-        report.line(proof.summary(checks))
+        report.line(proof.summary(checks, report.target))
     if trials and not report.quiet:
         report.line()
         report.line("Run on the CPU, torch reference against the original statements", style="bold")

@@ -34,13 +34,14 @@ def legend(checks: Sequence[Check]) -> list[str]:
     return [f"{name}: {CHECKS[name]}" for name in dict.fromkeys(c.name for c in checks)]
 
 
-def summary(checks: Sequence[Check]) -> str:
-    """What the table amounts to, in one sentence."""
+def summary(checks: Sequence[Check], target: str = "") -> str:
+    """What the table amounts to, in one sentence; ``target`` are the words that named the trees."""
     guards = {(c.site, c.file, c.line) for c in checks}
     refuted = {(c.site, c.file, c.line) for c in checks if c.ok is False}
     amount = f"{len(guards)} guard{'s' if len(guards) != 1 else ''}, {len(checks)} checks"
     if refuted:
-        return f"{amount}: {len(refuted)} refuted; `glm-pto explain SITE` tells more about a site."
+        more = f"`glm-pto explain SITE{plain(target)}` tells more about a site"
+        return f"{amount}: {len(refuted)} refuted; {more}."
     undecided = sum(c.ok is None for c in checks)
     left = f" {undecided} could not be decided here, see above." if undecided else ""
     return f"{amount}, none refuted: a guard that is off, or taken out, leaves the original program.{left}"

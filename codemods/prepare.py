@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -176,9 +177,10 @@ def _strip(files: Files, path: Path, named: set[str] | None, force: bool) -> tup
     going = [g for g in standing if named is None or g.site in named]
     for found in going:
         if found.fault and not (force and found.orelse):
+            tree = shlex.quote(str(files.tree.root))
             raise Unreadable(
-                f"{guard.edited(before, found)}. See `glm-pto diff --applied`, then take it out by hand or "
-                "use --force"
+                f"{guard.edited(before, found)}. See `glm-pto diff --applied {tree}`, then take it out by "
+                "hand or use --force"
             )
     after = edit.strip(before, {g.site for g in going}, force=force)
     files.put(path, after)

@@ -188,7 +188,8 @@ def _of_guard(file: Source, one: guard.Guard, layer: Path | None) -> dict[str, O
 
 def _calls(node: ast.If, layer: Path | None) -> Outcome:
     if layer is None:
-        return None, f"the target has no {KERNELS}"
+        lacking = f"no {KERNELS} is found for this code, which could not be imported so"
+        return None, f"{lacking}: install glm-pto where it runs, or apply with --install-kernels"
     problems = []
     for call in _layer_calls((ast.Expr(node.test), *node.body)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ""

@@ -270,6 +270,18 @@ def test_what_verify_cannot_decide_is_said_once_and_of_which_trees(run, tree: Pa
     assert told == [f"  {sites}: bytes: the bytes from before the first apply are not recorded"]
 
 
+def test_verify_says_what_to_do_without_a_layer_or_with_an_edited_guard(run, tree: Path, monkeypatch) -> None:
+    run("apply", tree, "--install-kernels")
+    model = tree / "vllm/model_executor/models/glm4_moe.py"
+    model.write_text(model.read_text().replace("gate(self.gate, hidden_states)\n", "gate(self.gate, None)\n"))
+    assert f"`glm-pto explain SITE {tree}` tells more" in run("verify", tree).stdout
+    assert f"See `glm-pto diff --applied {tree}`, then" in run("revert", tree).stderr
+    run("revert", tree, "--force")
+    run("apply", tree, "--install-kernels")
+    monkeypatch.setattr(verify.kernels, "find", lambda *_, **__: None)
+    assert "install glm-pto where it runs, or apply with --install-kernels" in run("verify", tree).stdout
+
+
 def test_what_must_be_restarted_is_what_was_changed(run, tree: Path, tmp_path: Path) -> None:
     assert "restart vLLM to load it" in run("apply", tree, "--install-kernels").stdout
     backend = tmp_path / "wall-x/wall_x/fusions/backend.py"
