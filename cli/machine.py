@@ -39,7 +39,7 @@ def examine(trees: Sequence[Path], python: Path | None, target: str = "") -> tup
     answer = ask(python)
     found, none = surveyed(trees, python)
     return (
-        *versions(answer),
+        *versions(answer, target),
         *ascend(os.environ),
         *backends(answer["packages"], os.environ),
         *choices(answer["packages"], python),
@@ -58,7 +58,7 @@ def ask(python: Path | None) -> dict[str, object]:
     return answer
 
 
-def versions(answer: Mapping[str, object]) -> Iterator[Fact]:
+def versions(answer: Mapping[str, object], target: str = "") -> Iterator[Fact]:
     """Python and the packages."""
     python = str(answer["python"])
     release = tuple(int(part) for part in python.split(".")[:2])
@@ -70,18 +70,18 @@ def versions(answer: Mapping[str, object]) -> Iterator[Fact]:
         if name == "glm-pto":
             continue
         if name == "glm-pto-kernels":  # comes with glm-pto, or as a copy beside the packages
-            yield _layer(place)
+            yield _layer(place, target)
         elif version or place:
             yield Fact("packages", name, f"{version or 'version unknown'}  {place or '(no module found)'}")
         else:
             yield Fact("packages", name, "not installed", "note")
 
 
-def _layer(place: str | None) -> Fact:
+def _layer(place: str | None, target: str) -> Fact:
     if place:
         return Fact("packages", "glm_pto_kernels", place)
     return Fact("packages", "glm_pto_kernels", "not importable by this Python", "problem",
-                "install glm-pto there, or use `glm-pto apply --install-kernels`")  # fmt: skip
+                f"install glm-pto there, or use `glm-pto apply{target} --install-kernels`")  # fmt: skip
 
 
 def _packages(answer: Mapping[str, object]) -> dict[str, tuple[str | None, str | None]]:

@@ -80,6 +80,13 @@ def test_doctor_recommends_commands_for_the_same_tree(run, tree: Path) -> None:
     found = facts(run, tree)
     assert found[str(tree)]["advice"] == f"`glm-pto status {tree}` shows which"
     assert f"`glm-pto revert {tree}`" in found["before `pip uninstall glm-pto`"]["value"]
+    asked: dict[str, object] = {
+        "python": "3.11.7",
+        "executable": "python",
+        "packages": {"glm-pto-kernels": [None, None]},
+    }
+    layer = next(f for f in machine.versions(asked, " TREE") if f.name == "glm_pto_kernels")
+    assert "`glm-pto apply TREE --install-kernels`" in layer.advice
     (told,) = [line for line in run("status", tree).stdout.splitlines() if "pasted here by hand" in line]
     assert "by hand. Put the original" in told
 
