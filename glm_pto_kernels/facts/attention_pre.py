@@ -60,6 +60,8 @@ def unfit(layer: Any, attention: Any, hidden_states: torch.Tensor) -> str | None
     turns_by_halves = getattr(rotary, "__dict__", NONE).get("is_neox_style", True) is True
     if cache is None or cache.dim() != 2 or not turns_by_halves:
         return "the rotary embedding has no cos_sin_cache, or does not turn by halves"
+    if cache.shape[1] % 2 or cache.shape[1] > head:
+        return "the cos_sin_cache does not fit the heads"
     sizes = {"hidden": hidden, "q_size": q_size, "kv_size": kv_size, "head_dim": head}
     sizes["rotary_dim"] = cache.shape[1]
     return CHOICES["attention_pre"].refusal(tuple(sizes.values()), **sizes)
@@ -77,7 +79,7 @@ def _unfit_projection(qkv: Any) -> str | None:
         values = held(qkv, name)
         if getattr(values, "dtype", None) is not dtype:
             return "the qkv projection is not static W8A8 with bf16 scales and fp32 deq_scale"
-        if values.numel() != sides[side]:
+        if values.numel() != sides[side] or values.shape[-1] != sides[side]:
             return "the qkv projection's scales do not fit its weight"
     if data.get("deq_scale") is None:
         return "the qkv projection's deq_scale is no parameter"
@@ -88,14 +90,17 @@ def _unfit_projection(qkv: Any) -> str | None:
 
 def _unfit_norms(norms: tuple[Any, ...], sizes: tuple[int, ...]) -> str | None:
     eps = held(norms[0], "variance_epsilon")
-    for norm, size in zip(norms, sizes, strict=True):
+    for number, (norm, size) in enumerate(zip(norms, sizes, strict=True)):
         scale = getattr(norm, "_parameters", NONE).get("weight")
         if scale is None:
             return "the layer has not the three norms"
-        if scale.numel() != size:
+        if scale.shape != (size,):
             return "the norms do not fit"
         if scale.dtype is not BF16:
             return "the norms are not bf16"
+        bias = norm_bias(norm, number == 0)
+        if bias is not None and (bias.shape != (size,) or not bias.is_floating_point()):
+            return "the norms' biases do not fit"
         if eps is None or held(norm, "variance_epsilon") != eps:
             return "the norms have no common epsilon"
     return None

@@ -125,13 +125,14 @@ def select_experts(
 
     Raises:
         BackendError: an explicitly chosen backend cannot run here.
+        ValueError: there is not one bias for each expert.
     """
     return _select_experts(
         router_logits,
         top_k,
         renormalize,
-        1 if topk_group is None else topk_group,
-        1 if num_expert_group is None else num_expert_group,
+        1 if topk_group is None else int(topk_group),
+        1 if num_expert_group is None else int(num_expert_group),
         e_score_correction_bias,
         routed_scaling_factor,
     )
@@ -156,6 +157,11 @@ def _select_experts(
     weights, ids = _outputs(router_logits, top_k)
     if bias is None:
         bias = router_logits.new_zeros(router_logits.shape[1])
+    elif bias.shape != router_logits.shape[1:]:  # no kernel may read past it, and no release's code takes it
+        raise ValueError(
+            f"select_experts: expected one bias for each of {router_logits.shape[1]} experts, "
+            f"found {list(bias.shape)}"
+        )
     if router_logits.shape[0]:
         logits = router_logits.contiguous()
         backends.run(

@@ -14,6 +14,7 @@ import torch
 import glm_pto_kernels as K
 from glm_pto_kernels import notice
 from glm_pto_kernels.ops import attention_pre as op
+from glm_pto_kernels.own_steps import own_steps
 from tests.glm_pto_kernels.stand_ins import SMALL, DecoderLayer, RMSNorm, Sizes, frozen, glm_4_5, glm_4_5_air
 
 TOKENS = (1, 2, 31, 32, 33, 200)
@@ -408,3 +409,24 @@ def test_opcheck() -> None:
                 1e-5,
             ),
         )
+
+
+@pytest.mark.parametrize(
+    ("part", "attribute", "change"),
+    [
+        ("input_layernorm", "bias", lambda bias: bias[:-1]),
+        ("input_layernorm", "bias", lambda bias: bias.int()),
+        ("self_attn.qkv_proj", "quant_bias", lambda values: values[:, None]),
+        ("self_attn.rotary_emb", "cos_sin_cache", lambda cache: cache[:, :-1]),
+    ],
+)
+def test_a_layer_whose_data_do_not_fit_is_left_to_its_own_modules(torch_backend, part, attribute, change):
+    layer = DecoderLayer(SMALL)
+    hidden, positions = torch.randn(2, SMALL.hidden).bfloat16(), torch.arange(2)
+    owner = layer.get_submodule(part)
+    value = change(getattr(owner, attribute))
+    setattr(owner, attribute, frozen(value) if attribute in owner._parameters else value)
+    assert "fit" in K.attention_pre_refusal(layer, layer.self_attn, positions, hidden)
+    own = own_steps(hidden, None, layer, layer.self_attn, positions)
+    found = K.attention_pre(hidden, None, layer, layer.self_attn, positions)
+    assert all(torch.equal(a, b) for a, b in zip(found, own, strict=True))

@@ -117,7 +117,7 @@ def test_fault_12_foreign_models_stay_native(changes: dict[str, Any], why: str) 
 def test_a_bias_of_other_size_raises_as_the_native_formula_does() -> None:
     logits, bias = torch.zeros(4, 160), torch.zeros(128)
     for call in (lambda: logits.sigmoid() + bias, lambda: K.select_experts(logits, 8, True, 1, 1, bias)):
-        with pytest.raises(RuntimeError, match="size of tensor"):
+        with pytest.raises((RuntimeError, ValueError), match=r"size of tensor|one bias for each"):
             call()
 
 
@@ -183,3 +183,18 @@ def test_compare_takes_ties_in_any_order_and_finds_wrong_ids() -> None:
     assert difference > allowed
     ids[0, 0] = 32
     assert op._compare(logits, 4, True, 1, 1, bias, weights, ids)[0] == float("inf")
+
+
+@pytest.mark.parametrize("size", [1, 31, 33])
+def test_a_bias_that_is_not_one_an_expert_is_refused_before_a_kernel_reads_it(torch_backend, size):
+    with pytest.raises(ValueError, match="one bias for each of 32 experts"):
+        K.select_experts(torch.zeros(2, 32), 8, True, 1, 1, torch.zeros(size))
+
+
+def test_groups_that_equal_one_are_taken_as_the_condition_takes_them(torch_backend):
+    logits, bias = torch.randn(2, 32), torch.zeros(32)
+    assert K.select_experts_supported(logits, 8, True, 1.0, True, bias, "sigmoid")
+    found = K.select_experts(logits, 8, True, 1.0, True, bias)
+    assert all(
+        torch.equal(a, b) for a, b in zip(found, K.select_experts(logits, 8, True, 1, 1, bias), strict=True)
+    )
