@@ -11,7 +11,7 @@ from pathlib import Path
 import glm_pto
 from glm_pto.cli import questions, releases
 from glm_pto.cli.text import counts
-from glm_pto.codemods import interpreter, kernels, recipes
+from glm_pto.codemods import interpreter, operations, recipes
 from glm_pto.codemods.findings import BLOCKING, Refusal, TreeReport, UsageError, WriteFailure
 
 #: Distribution names; the ones after the first two are optional.
@@ -176,9 +176,7 @@ def states(found: Sequence[TreeReport], python: Path | None, target: str = "") -
         words = ", ".join(f"{amount} {state}" for state, amount in sorted(states.items()))
         yield Fact("trees", str(tree.root), words or "no site", "problem" if bad else "ok",
                    f"`glm-pto status{target}` shows which" if bad else "")  # fmt: skip
-        sites = {f.site for f in tree.findings}
-        functions = [r.function for r in recipes.load() if r.site in sites]
-        lacking = kernels.problem(tree.root, functions, python)
+        lacking = operations.lacking(tree, python)
         if lacking is not None:
             yield Fact("trees", "operator layer", lacking, "problem")
         yield from _unread(tree)

@@ -26,12 +26,18 @@ def edited(report: Report, result: Result, dry_run: bool) -> int:
     return report.trees(result.trees, action=text.action(result, dry_run), closing=closing)
 
 
-def surveyed(report: Report, result: Result, check: bool, reached: bool) -> int:
+def surveyed(report: Report, result: Result, check: bool, reached: bool, python: Path | None) -> int:
     """Report of status; every site of the release must be applied with ``check``, reached with ``reached``.
 
     A guard that another apply would renew, or whose else-branch is no known text, is not: it has a message.
+    Nor is one whose layer is gone: the edited module could not be imported.
     """
     short = text.shortfall(result.trees, check, reached)
+    if check and not short:
+        from glm_pto.codemods.operations import lacking
+
+        missing = filter(None, (lacking(tree, python) for tree in result.trees))
+        short = " ".join(f"The check fails: {why}." for why in missing)
     closing = " ".join(filter(None, (short, text.advice(result.trees, report.target))))
     return report.trees(result.trees, action=None, code=1 if short else 0, closing=closing)
 

@@ -25,7 +25,11 @@ Examples:
 @click.command("status", epilog=EXAMPLES)
 @options.trees
 @options.choice
-@click.option("--check", is_flag=True, help="Exit 1 unless every site that the release has is applied.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit 1 unless every site that the release has is applied and the operator layer is there.",
+)
 @click.option(
     "--require",
     type=click.Choice(["reached"]),
@@ -48,4 +52,4 @@ def command(
     --verbose. The digest (--verbose, --json) is the same on nodes whose files are the same.
     """
     found = glm_pto.status(trees, glm_pto.Options(sites, skip), python=python)
-    return present.surveyed(report, found, check, require is not None)
+    return present.surveyed(report, found, check, require is not None, python)

@@ -20,6 +20,7 @@ from glm_pto.codemods.findings import (
     Options,
     Refusal,
     Result,
+    State,
     TreeReport,
     UsageError,
     WriteFailure,
@@ -52,6 +53,14 @@ def status(targets: Targets = (), options: Options | None = None, *, python: Pat
 
         found.append(origin.annotate(full_report(*survey(tree, choose(asked)))))
     return Result(tuple(found))
+
+
+def lacking(report: TreeReport, python: Path | None = None) -> str | None:
+    """Why the guards of a tree, those to come too, could not call the layer, with what to do; None if so."""
+    from glm_pto.codemods import kernels, recipes
+
+    sites = {f.site for f in report.findings if f.state is not State.ABSENT}
+    return kernels.problem(report.root, [r.function for r in recipes.load() if r.site in sites], python)
 
 
 def apply(targets: Targets = (), options: Options | None = None, *, python: Path | None = None) -> Result:

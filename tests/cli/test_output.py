@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,21 @@ def test_status_check_asks_for_every_site(run, tree: Path) -> None:
     run("apply", tree, "--install-kernels", "--skip", "gate")
     assert "The check fails: applicable (gate)." in run("status", tree, "--check").stdout
     assert run("status", tree, "--check", "--skip", "gate").returncode == 0
+
+
+def test_status_check_asks_for_the_layer(run, tree: Path, tmp_path: Path, monkeypatch) -> None:
+    """Without it the edited modules cannot be imported, and vLLM does not start."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    bare = tmp_path / "bare"
+    venv.create(bare)  # it has no glm_pto_kernels
+    python = ("--python", bare / "bin/python")
+    run("apply", tree, *python, "--install-kernels")
+    assert run("status", tree, *python, "--check").returncode == 0
+    shutil.rmtree(tree / "glm_pto_kernels")
+    answer = run("status", tree, *python, "--check")
+    assert answer.returncode == 1
+    assert "The check fails: " in answer.stdout and "no glm_pto_kernels would be found" in answer.stdout
+    assert run("status", tree, *python).returncode == 0
 
 
 def test_a_site_that_the_release_has_not_is_absent_and_not_unchanged(run, tree: Path) -> None:
