@@ -56,7 +56,7 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
     refuse_unknown(environment)
     if name in _disabled(environment):
         return Choice("native", native="switched off by GLM_PTO_DISABLE")
-    dotted = environment.get(KERNEL + name.upper(), "").strip() or None
+    dotted = _dotted(name, environment)
     backend = _backend_of(name, environment)
     if (registered or dotted) and backend in ("auto", "custom"):
         return Choice("custom", dotted=dotted)
@@ -86,18 +86,31 @@ def _of_kernel(backend: str, name: str, caches: str, off_cpu: bool) -> Choice:
     return Choice(backend, off_cpu=off_cpu, caches=caches, sizes=sizes, limits=limits)
 
 
+def _dotted(name: str, environment: Mapping[str, str]) -> str | None:
+    dotted = environment.get(KERNEL + name.upper(), "").strip()
+    parts = dotted.replace(":", ".").split(".")
+    if dotted and not (len(parts) > 1 and all(parts)):
+        raise ValueError(f"{KERNEL}{name.upper()}={dotted}: expected package.module:function")
+    return dotted or None
+
+
 def _backend_of(name: str, environment: Mapping[str, str]) -> str:
-    chosen = "auto"
-    for word in (environment.get("GLM_PTO_BACKEND") or "auto").split(","):
-        operator, equals, backend = word.strip().rpartition("=")
+    defaults: set[str] = set()
+    exception: str | None = None
+    for word in (environment.get("GLM_PTO_BACKEND", "").strip() or "auto").split(","):
+        operator, equals, backend = (part.strip() for part in word.rpartition("="))
         if backend not in BACKENDS or (equals and canonical(operator) not in NAMES):
             raise ValueError(
                 f"GLM_PTO_BACKEND: {word.strip()!r} is neither one of {', '.join(BACKENDS)} nor "
                 f"OPERATOR=BACKEND with an operator of {', '.join(NAMES)}"
             )
-        if not equals or canonical(operator) == name:
-            chosen = backend
-    return chosen
+        if not equals:
+            defaults.add(backend)
+        elif canonical(operator) == name:
+            exception = backend  # the last one, so that one can be added to a line
+    if len(defaults) > 1:
+        raise ValueError(f"GLM_PTO_BACKEND names the defaults {' and '.join(sorted(defaults))}; leave one")
+    return exception or next(iter(defaults), "auto")
 
 
 def _disabled(environment: Mapping[str, str]) -> set[str]:

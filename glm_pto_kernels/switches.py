@@ -91,7 +91,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, bool]:
             raise ValueError(f"the environment sets both spellings of {switch}, and differently: {given}")
         values[switch] = next(iter(given.values()), True)
     for name in environment:
-        if name.startswith("USE_PTO_") and name not in SPELLINGS:
+        if name.upper().startswith("USE_PTO_") and name not in SPELLINGS:
             raise ValueError(f"the environment sets {name}, which is no switch; there is {', '.join(ALL)}")
     return values
 

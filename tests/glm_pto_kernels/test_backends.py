@@ -230,7 +230,7 @@ def test_a_kernel_of_ones_own_beside_another_named_backend_is_refused(
     assert not gate_call().any()
 
 
-@pytest.mark.parametrize("name", ["no_such_package:kernel", "math:no_such_function", "kernel"])
+@pytest.mark.parametrize("name", ["no_such_package:kernel", "math:no_such_function"])
 def test_a_dotted_name_that_leads_nowhere_raises(environment: Callable[..., None], name: str) -> None:
     environment(GLM_PTO_KERNEL_GATE=name)
     with pytest.raises(backends.BackendError, match="GLM_PTO_KERNEL_GATE"):
@@ -303,3 +303,26 @@ def test_foreign_layers_stay_native_under_a_custom_kernel(environment: Callable[
     assert K.ffn_share_expert_quant_supported(layer, hidden)
     layer.down_proj.reduce_results = True
     assert not K.ffn_share_expert_quant_supported(layer, hidden)
+
+
+@pytest.mark.parametrize(
+    "words", ["gate=torch,pypto", "pypto,gate=torch", " pypto , gate = torch ", "gate=pypto,pypto,gate=torch"]
+)
+def test_an_exception_holds_wherever_it_stands(words: str) -> None:
+    assert backends.decide("gate", {"GLM_PTO_BACKEND": words}).backend == "torch"
+
+
+@pytest.mark.parametrize("words", ["torch,pypto", "auto,torch", "gate=torch,custom,pypto"])
+def test_backends_that_contradict_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match="leave one"):
+        backends.decide("gate", {"GLM_PTO_BACKEND": words})
+
+
+def test_a_blank_backend_is_none() -> None:
+    assert backends.decide("gate", {"GLM_PTO_BACKEND": " "}) == backends.decide("gate", {})
+
+
+@pytest.mark.parametrize("dotted", ["function", ":", "package:", ":function", "package..function"])
+def test_a_name_that_cannot_be_a_function_is_refused_at_import(dotted: str) -> None:
+    with pytest.raises(ValueError, match=r"expected package\.module:function"):
+        backends.decide("gate", {"GLM_PTO_KERNEL_GATE": dotted})

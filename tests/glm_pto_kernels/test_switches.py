@@ -45,9 +45,10 @@ def test_environment_turns_off(name: str, word: str) -> None:
     [
         ({"USE_PTO_GATE": "maybe"}, "maybe"),
         ({"USE_PTO_GATES": "1"}, "no switch"),
+        ({"use_pto_gate": "0"}, "no switch"),
         ({"USE_PTO_SHARE_EXPERTS": "1", "USE_PTO_SHARE_EXEPERTS": "0"}, "both spellings"),
     ],
-    ids=["unknown_word", "unknown_switch", "two_answers"],
+    ids=["unknown_word", "unknown_switch", "lower_case", "two_answers"],
 )
 def test_environment_is_refused(environment: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
