@@ -78,7 +78,8 @@ def permute_with_map(input: Tensor, row_id_map: Tensor, num_out_tokens: int, num
 
     Args:
         input: [T, H] floating, any strides.
-        row_id_map: int32 [K*T] as ``permute`` returns it.
+        row_id_map: int32 [K*T] as ``permute`` returns it; written to, if at all, where autograd counts writes
+            (not through ``.data`` or numpy).
         num_out_tokens: rows of the output; T*K where it is not positive. Rows that the map does not name are
             zeros.
         num_topK: K.

@@ -126,9 +126,13 @@ def rows_for(tile_bytes: int, row_bytes: int) -> int:
 
 
 def mark_complete(row_map: Tensor, rows: int) -> None:
-    """Note on a map that it names each of ``rows`` rows once, as long as nobody writes into it."""
+    """Note on a map that it names each of ``rows`` rows once, as long as nobody writes into it.
+
+    The version counts writes, the address tells other memory (``map.data = ...``). A write past the counter
+    (``map.data[0] = ...``, a numpy or dlpack alias) is not noticed.
+    """
     if not row_map.is_inference():
-        row_map.glm_pto_rows = (rows, row_map._version)  # type: ignore[attr-defined]
+        row_map.glm_pto_rows = (rows, row_map._version, row_map.data_ptr())  # type: ignore[attr-defined]
 
 
 def is_complete(row_map: Tensor, rows: int) -> bool:
@@ -137,7 +141,7 @@ def is_complete(row_map: Tensor, rows: int) -> bool:
     Not inside a graph capture: a replay may find another map at the same address.
     """
     note = getattr(row_map, "glm_pto_rows", None)
-    if note is None or row_map.is_inference() or note != (rows, row_map._version):
+    if note is None or row_map.is_inference() or note != (rows, row_map._version, row_map.data_ptr()):
         return False
     return not (row_map.is_cuda and torch.cuda.is_current_stream_capturing())
 

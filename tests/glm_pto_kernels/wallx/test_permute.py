@@ -401,3 +401,12 @@ def test_F2_offsets_beyond_31_bits(place):
     assert torch.equal(permuted[last], x[-5:])
     assert torch.equal(wallx.unpermute(permuted, row_map, None, tokens, 1), x)
     assert torch.equal(wallx.unpermute_bwd(x, permuted, row_map, None)[0], permuted)
+
+
+def test_a_map_that_was_given_other_memory_is_looked_at_again(place, nan_filled):
+    x, ids = torch.randn(4, 8, device=place.device), torch.arange(4, device=place.device)[:, None]
+    _, row_map, _ = wallx.permute(x, ids, 4, [], 4)
+    row_map.data = torch.tensor([-1, 1, 2, 3], dtype=torch.int32, device=place.device)
+    placed = wallx.permute_with_map(x, row_map, 4)
+    assert not placed[0].any()
+    assert torch.equal(placed[1:], x[1:])
