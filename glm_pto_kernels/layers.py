@@ -35,7 +35,6 @@ def why(reason: Callable[..., str | None], *arguments: Any) -> str | None:
 
 def norm_bias(norm: Any, after_add: bool) -> torch.Tensor | None:
     """The bias that vllm-ascend's RMSNorm adds: after a residual add any, else only one that was loaded."""
-    bias = getattr(norm, "bias", None)
-    if not after_add and getattr(norm, "bias_loaded", True) is False:
+    if not after_add and getattr(norm, "__dict__", NONE).get("bias_loaded", True) is False:
         return None
-    return bias  # type: ignore[no-any-return]
+    return held(norm, "bias")  # type: ignore[no-any-return]
