@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 ELEMENT = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
-SWIZZLE_128B, PROMOTE_256B = 3, 3
+SWIZZLE_128B, PROMOTE_NONE, PROMOTE_256B = 3, 0, 3
 MAP_ALIGNMENT, MAP_BYTES = 64, 128
 DYNAMIC_SHARED_MEMORY = 8  # CUfunction_attribute
 INVALID_CONTEXT = 201  # CUresult
@@ -112,9 +112,12 @@ def bind(device: int) -> None:
 
 
 class TensorMap:
-    """A dense-row matrix as the tensor copy engine sees it: boxes of 128-byte rows, zeros outside."""
+    """A dense-row matrix as the tensor copy engine sees it: boxes of 128-byte rows, zeros outside.
 
-    def __init__(self, x: Tensor, rows: int) -> None:
+    ``promote``: how much of a row comes into the L2 cache with what is asked for (CUtensorMapL2promotion).
+    """
+
+    def __init__(self, x: Tensor, rows: int, promote: int = PROMOTE_256B) -> None:
         self.memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
         self.address = -(-ctypes.addressof(self.memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         code = cuda().cuTensorMapEncodeTiled(
@@ -128,7 +131,7 @@ class TensorMap:
             (ctypes.c_uint32 * 2)(1, 1),
             0,
             SWIZZLE_128B,
-            PROMOTE_256B,
+            promote,
             0,
         )
         require(code, f"describing a matrix {list(x.shape)} with strides {list(x.stride())}")

@@ -14,7 +14,7 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-constexpr int GROUPS = 3, DEPTH = 64, STAGES = 4, AHEAD = STAGES - 1;
+constexpr int GROUPS = 3, DEPTH = 64, STAGES = 4, AHEAD = STAGES - 1, HALF = ROWS / 2;
 constexpr u32 W_BYTES = 64 * DEPTH * 2, X_BYTES = ROWS * DEPTH * 2;
 constexpr u32 STAGE_BYTES = GROUPS * W_BYTES + X_BYTES;
 
@@ -32,6 +32,14 @@ __device__ inline void load(u32 to, const Map &map, int inner, int outer, u32 ba
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(&map), "r"(inner), "r"(outer), "r"(barrier)
+        : "memory");
+}
+
+// The same for what is read once: it makes room in the L2 cache first.
+__device__ inline void load_once(u32 to, const Map &map, int inner, int outer, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "l"(policy)
         : "memory");
 }
 
@@ -63,6 +71,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
     const int row = tile % high * ROWS, column = tile / high * 64 * GROUPS;
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 
+    u64 once;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
     auto fetch = [&](int step) {
         const int stage = step % STAGES, down = step * DEPTH;
         const u32 barrier = ready + 8 * stage;
@@ -71,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
         load(x_at + stage * X_BYTES, x, down, row, barrier);
         for (int g = 0; g < GROUPS; g++) {
             const int across = column + 64 * g;
-            load(w_at + (g * STAGES + stage) * W_BYTES, w, TRANS_B ? down : across, TRANS_B ? across : down,
-                 barrier);
+            load_once(w_at + (g * STAGES + stage) * W_BYTES, w, TRANS_B ? down : across, TRANS_B ? across : down,
+                      barrier, once);
         }
     };
     // One thread loads for all.
@@ -115,25 +125,29 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
     for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(total[i])::"memory");
 
     // The output leaves through the group's own buffers of w, which no other group reads: rows of 128 bytes,
-    // 8 x 8 pieces transposed on the way.
+    // 8 x 8 pieces transposed on the way. One half is on its way while the other is being written.
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
     const int piece = lane / 8, chunk = 2 * warp + piece % 2;
 #pragma unroll
-    for (int j = 0; j < ROWS / 8; j += 2) {
-        const int n = 8 * (j + piece / 2) + lane % 8;
-        const float *d = total + 4 * j;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         mine + n * 128 + ((chunk ^ (n % 8)) << 4)),
-                     "r"(packed(d[0], d[1])), "r"(packed(d[2], d[3])), "r"(packed(d[4], d[5])),
-                     "r"(packed(d[6], d[7]))
-                     : "memory");
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int j = half * (HALF / 8); j < (half + 1) * (HALF / 8); j += 2) {
+            const int n = 8 * (j + piece / 2) + lane % 8;
+            const float *d = total + 4 * j;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                             mine + n * 128 + ((chunk ^ (n % 8)) << 4)),
+                         "r"(packed(d[0], d[1])), "r"(packed(d[2], d[3])), "r"(packed(d[4], d[5])),
+                         "r"(packed(d[6], d[7]))
+                         : "memory");
+        }
+        asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(group + 1) : "memory");
+        if (warp == 0 && lane == 0) {
+            asm volatile(
+                "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
+                "cp.async.bulk.commit_group;" ::"l"(&o),
+                "r"(column + 64 * group), "r"(row + half * HALF), "r"(mine + half * HALF * 128)
+                : "memory");
+        }
     }
-    asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(group + 1) : "memory");
-    if (warp == 0 && lane == 0) {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
-            "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::"l"(&o),
-            "r"(column + 64 * group), "r"(row), "r"(mine)
-            : "memory");
-    }
+    if (warp == 0 && lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.cuda.driver import Function, TensorMap, compiled, nvrtc
+from glm_pto_kernels.wallx.cuda.driver import PROMOTE_NONE, Function, TensorMap, compiled, nvrtc
 from glm_pto_kernels.wallx.relaunch import Launch, again
 
 Product = tuple[Tensor, Tensor, Tensor]
@@ -86,7 +86,8 @@ def dual_gemm_wave(products: Sequence[Product], wave: Wave) -> Launch:
         maps = []
         for a, b, o in products:
             weights = b.t() if trans_b else b
-            maps += [TensorMap(a, wave.rows), TensorMap(weights, W_ROWS), TensorMap(o, wave.rows)]
+            weights_map = TensorMap(weights, W_ROWS, PROMOTE_NONE)
+            maps += [TensorMap(a, wave.rows), weights_map, TensorMap(o, wave.rows // 2)]
         steps = [-(-a.shape[1] // DEPTH) for a in (a0, a1)]
         numbers = (wave.tiles[0], wave.high[0], steps[0], wave.high[1], steps[1])
         launcher = function(device, wave.rows, trans_b, KIND[a0.dtype]).bound(maps, numbers)
