@@ -1,9 +1,10 @@
 """Calls like one before: they go straight to the launch that was worked out then.
 
-A plan belongs to the integers of a call, to whether autograd records, and to all that checks and backends
-look at in its tensors: type, shape, strides, dtype, device, whether they ask for a gradient, and the keys
-that torch dispatches by. These are compared by the C++ test that torch.compile guards its graphs with, in a
-fraction of what a key made in Python takes (0.3 to 2.5 us on a busy CPU) or a registered operator's dispatch.
+A plan belongs to the integers of a call and to all that checks and backends look at in its tensors: type,
+shape, strides, dtype, device, whether they ask for a gradient, and the keys that torch dispatches by. These
+are compared by the C++ test that torch.compile guards its graphs with, in a fraction of what a key made in
+Python takes (0.3 to 2.5 us on a busy CPU) or a registered operator's dispatch. Whether autograd records,
+which that test does not see, matters only where a tensor asks for a gradient.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._dynamo.guards import TensorGuards
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 Plan = Callable[..., Any]
 Test = Callable[..., bool]
 
 MOST_PLANS = 4096
 MOST_ALIKE = 4  # plans of calls with equal integers, the last one first
-PLANS: dict[tuple[Hashable, bool], tuple[tuple[Test, Plan], ...]] = {}
+# By integers: the test for tensors, the plan, and whether it is for calls that autograd does not record.
+PLANS: dict[Hashable, tuple[tuple[Test, Plan, bool], ...]] = {}
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def planned(numbers: Hashable, *tensors: Tensor) -> Plan | None:
     """The plan of a call with these integers and such tensors, if there was one."""
-    # The test for tensors sees neither modes in Python nor tangents.
-    if is_compiling() or forward_ad._current_level >= 0 or _len_torch_dispatch_stack():
+    # The test for tensors sees neither modes in Python, which all tracing but Dynamo's runs in, nor tangents.
+    if is_dynamo_compiling() or forward_ad._current_level >= 0 or _len_torch_dispatch_stack():
         return None
-    for alike, plan in PLANS.get((numbers, is_grad_enabled()), ()):
-        if alike(*tensors):
+    for alike, plan, unrecorded in PLANS.get(numbers, ()):
+        if alike(*tensors) and not (unrecorded and is_grad_enabled()):
             return plan
     return None
 
@@ -64,8 +66,8 @@ def keep(numbers: Hashable, tensors: Sequence[Tensor], plan: Plan) -> None:
         return
     if len(PLANS) >= MOST_PLANS:
         PLANS.clear()
-    key = (numbers, is_grad_enabled())
-    PLANS[key] = ((like(*tensors), plan), *PLANS.get(key, ())[: MOST_ALIKE - 1])
+    unrecorded = any(tensor.requires_grad for tensor in tensors)
+    PLANS[numbers] = ((like(*tensors), plan, unrecorded), *PLANS.get(numbers, ())[: MOST_ALIKE - 1])
 
 
 def like(*tensors: Tensor) -> Test:

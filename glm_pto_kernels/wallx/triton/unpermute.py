@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, new_rows, power_of_2, rows_for
+from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, power_of_2, rows_for
 
 
 @triton.jit(do_not_specialize=["tokens", "rows_in"])
@@ -26,8 +26,9 @@ def gather_kernel(
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     STORE: tl.constexpr,
+    EVICT: tl.constexpr,
 ):
-    """ROWS tokens by BLOCK_H columns a program. STORE: how the cache should treat what is written."""
+    """ROWS tokens by BLOCK_H columns a program. STORE, EVICT: how caches treat what is written, read."""
     blocks = (H + BLOCK_H - 1) // BLOCK_H
     rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) % blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -37,7 +38,7 @@ def gather_kernel(
         row = tl.load(row_map + rows, mask=live, other=-1)
         mapped = (row >= 0) & (row < rows_in)
         source = y + row.to(tl.int64)[:, None] * Y_STRIDE + columns[None, :]
-        total = tl.load(source, mask=mapped[:, None] & inside, other=0)
+        total = tl.load(source, mask=mapped[:, None] & inside, other=0, eviction_policy=EVICT)
     else:
         total = tl.zeros([ROWS, BLOCK_H], dtype=tl.float32)
         for k in tl.static_range(TOP_K):
@@ -45,7 +46,8 @@ def gather_kernel(
             mapped = (row >= 0) & (row < rows_in)
             source = y + row.to(tl.int64)[:, None] * Y_STRIDE + columns[None, :]
             # Masked out, not multiplied by zero: an unmapped row may hold NaN.
-            values = tl.load(source, mask=mapped[:, None] & inside, other=0).to(tl.float32)
+            values = tl.load(source, mask=mapped[:, None] & inside, other=0, eviction_policy=EVICT)
+            values = values.to(tl.float32)
             if WEIGHTED:
                 weight = tl.load(prob + rows * TOP_K + k, mask=mapped, other=0).to(tl.float32)
                 values = values * weight[:, None]
@@ -84,16 +86,9 @@ def unpermute_plan(
     kind = None if prob is None else prob.dtype
     key = (y.get_device(), y.dtype, hidden, y.stride(0), top_k, kind, size)
     made = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
-    launch = made.bound(made.grid(tokens), (tokens, y.shape[0]))
-    rows = new_rows(y, tokens, hidden)
-
-    def run(y: Tensor, row_id_map: Tensor, prob: Tensor | None) -> Tensor:
-        out = rows()
-        # An unused pointer still needs an address.
-        launch(y, row_id_map, row_id_map if prob is None else prob, out)
-        return out
-
-    return run
+    summed = made.producing(made.grid(tokens), (tokens, y.shape[0]), y, (tokens, hidden))
+    # An unused pointer still needs an address.
+    return lambda y, row_id_map, prob: summed(y, row_id_map, row_id_map if prob is None else prob)
 
 
 def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> Variant:
@@ -101,8 +96,8 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
     hidden, row_bytes = y.shape[1], y.shape[1] * y.element_size()
     if top_k == 1:
         tile, warps, columns = ((16384, 4), (16384, 2), (4096, 4))[size] + (8192,)
-    elif top_k < 4:
-        tile, warps, columns = 4096, 2, 2048
+    elif top_k <= 4:
+        tile, warps, columns = 4096, 4, 1024
     else:
         tile, warps, columns = 2048, 4, 1024
     block = min(power_of_2(hidden), columns)
@@ -114,6 +109,7 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         "WEIGHTED": weighted,
         "ROWS": rows,
         "BLOCK_H": block,
-        "STORE": ".cs" if top_k >= 4 else "",
+        "STORE": ".cs" if top_k > 4 else "",
+        "EVICT": "" if top_k > 4 or size == 2 else "evict_first",
     }
     return GATHER.variant(key, y.get_device(), constants, rows, -(-hidden // block), num_warps=warps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -303,3 +305,26 @@ def test_F13_side_stream_and_graph_capture(place):
     tensors[0].copy_(torch.randn_like(tensors[0]))
     graph.replay()
     close(outputs, tensors, False, False)
+
+
+@pytest.mark.gpu
+def test_F13_the_first_call_of_all_may_be_captured(place):
+    """It compiles and loads the kernel while the capture is under way."""
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    code = """
+import torch
+from glm_pto_kernels import wallx
+kinds = {"device": "cuda", "dtype": torch.bfloat16}
+a, b, w, v = (torch.randn(*s, **kinds) for s in ((448, 2048), (32, 2048), (2048, 11008), (2048, 2048)))
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    outputs = wallx.asym_dual_gmm_separated(a, b, w, v)
+graph.replay()
+for out, exact in zip(outputs, (a.double() @ w.double(), b.double() @ v.double())):
+    assert ((out - exact).norm() / exact.norm()).item() < 3e-3
+print("right")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "right\n", done.stderr
