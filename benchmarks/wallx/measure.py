@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -86,17 +87,27 @@ def graph_replay(call: Call, inner: int = 20) -> float:
     return statistics.median(times)
 
 
-def back_to_back(call: Call, inner: int = 300) -> float:
-    """us of wall time per call in a loop without synchronisation: the host's cost where the GPU is faster."""
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(inner):
-            call()
-        torch.cuda.synchronize()
-        times.append(1e6 * (time.perf_counter() - begin) / inner)
-    return statistics.median(times)
+def back_to_back(calls: Sequence[Call], inner: int = 100, rounds: int = 32) -> list[float]:
+    """us of wall time a call in loops without synchronisation: the host's cost where the GPU is faster.
+
+    The least of all rounds. Calls take turns, and rounds take turns on the CPUs: what shares a CPU with this
+    process can double all times there.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    times: list[list[float]] = [[] for _ in calls]
+    try:
+        for turn in range(rounds):
+            os.sched_setaffinity(0, {allowed[turn % len(allowed)]})
+            for call, taken in zip(calls, times, strict=True):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(inner):
+                    call()
+                torch.cuda.synchronize()
+                taken.append(1e6 * (time.perf_counter() - begin) / inner)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return [min(taken) for taken in times]
 
 
 def whole(call: Call, repeats: int = 30) -> float:
@@ -112,20 +123,24 @@ def whole(call: Call, repeats: int = 30) -> float:
 
 
 def interleaved(calls: Sequence[Call], rounds: int, flush: bool = True) -> list[float]:
-    """Median us of each call, in turn under steady load: isolated times move with heat."""
+    """Median us of each call, in turn under steady load: isolated times move with heat.
+
+    Each round begins with another call, since clocks swing with what ran just before.
+    """
     cold = Flush()
     hot = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     for _ in range(100):
         torch.mm(hot, hot)
     marks: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, times in zip(calls, marks, strict=True):
+    for turn in range(rounds):
+        for i in range(len(calls)):
+            at = (turn + i) % len(calls)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             if flush:
                 cold()
             begin.record()
-            call()
+            calls[at]()
             end.record()
-            times.append((begin, end))
+            marks[at].append((begin, end))
     torch.cuda.synchronize()
     return [1e3 * statistics.median(b.elapsed_time(e) for b, e in times) for times in marks]

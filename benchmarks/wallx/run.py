@@ -101,9 +101,9 @@ def memory_times(case: Case) -> dict[str, dict[str, float]]:
         times[name]["gpu_only"] = gpu
     for name in names:
         times[name]["do_bench"] = measure.do_bench(case.calls[name])
-        if case.small:
-            times[name]["back_to_back"] = measure.back_to_back(case.calls[name])
     if case.small:
+        for name, host in zip(names, measure.back_to_back(list(case.calls.values())), strict=True):
+            times[name]["back_to_back"] = host
         for name in ("ours", "copy", "index_select"):
             if name in case.calls:
                 times[name]["graph"] = measure.graph_replay(case.calls[name])
@@ -114,19 +114,18 @@ def gemm_times(case: Case, rows: int) -> dict[str, dict[str, float]]:
     names = list(case.calls)
     calls = list(case.calls.values())
     times: dict[str, dict[str, float]] = {name: {} for name in names}
-    rounds = 60 if rows <= 2048 else 30
+    rounds = 300 if rows <= 2048 else 60
     kinds = {
         "interleaved": measure.interleaved(calls, rounds),
         "interleaved_warm": measure.interleaved(calls, rounds, flush=False),
         "gpu_only": measure.gpu_only(calls),
         "do_bench": [measure.do_bench(call) for call in calls],
     }
+    if rows <= 448:
+        kinds["back_to_back"] = measure.back_to_back(calls)
     for kind, values in kinds.items():
         for name, value in zip(names, values, strict=True):
             times[name][kind] = value
-    for name, call in case.calls.items():
-        if rows <= 448:
-            times[name]["back_to_back"] = measure.back_to_back(call)
     return times
 
 
