@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/wallx.md").read_text()
 
 
-def chart():
-    spec = importlib.util.spec_from_file_location("wallx_chart", ROOT / "benchmarks/wallx/chart.py")
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"wallx_{name}", ROOT / f"benchmarks/wallx/{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -23,8 +23,27 @@ def chart():
 def test_the_chart_and_the_table_are_those_of_the_recorded_run():
     results = json.loads((ROOT / "benchmarks/wallx/h200.json").read_text())
     assert all(case["correct"] for case in results["cases"])
-    assert chart().chart(results) == (ROOT / "docs/assets/wallx.svg").read_text()
-    assert chart().table(results) in PAGE
+    chart = script("chart")
+    assert chart.chart(results) == (ROOT / "docs/assets/wallx.svg").read_text()
+    assert chart.table(results) in PAGE
+
+
+def test_the_page_names_what_the_recorded_run_did_not_reach():
+    results, targets = json.loads((ROOT / "benchmarks/wallx/h200.json").read_text()), script("targets")
+    assert all(target.found(results) is not None for target in targets.TARGETS)
+    assert f"Of {len(targets.TARGETS)} targets" in PAGE
+    assert targets.table(results) in PAGE
+
+
+def test_a_target_is_missed_above_its_limit_only():
+    targets = script("targets")
+    times = {"ours": {"gpu_only": 6.0}, "copy": {"gpu_only": 4.0}}
+    results = {"cases": [{"operator": "op", "shape": "T=1", "times": times}]}
+    limits = {None: [(6.0, False), (5.9, True)], "copy": [(1.5, False), (1.4, True)]}
+    for over, tries in limits.items():
+        for limit, above in tries:
+            targets.TARGETS = [targets.Target("op", "T=1", limit, over=over), targets.Target("op", "T=2", 0)]
+            assert [target.shape for target, _ in targets.missed(results)] == ["T=1"] * above
 
 
 def test_every_failure_case_has_a_test():

@@ -1,0 +1,94 @@
+"""``python benchmarks/wallx/targets.py RESULTS.json``: what is aimed at on an H200, and what a run missed.
+
+Absolute targets are what the best other implementation took on an H200 before, and less; shares are of a
+plain copy of the same bytes, or of two ``torch.mm`` in turn, in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """At most ``limit``: us of ``kind``, or a share of what ``over`` takes in the same run."""
+
+    operator: str
+    shape: str
+    limit: float
+    kind: str = "gpu_only"
+    over: str | None = None
+
+    def found(self, results: dict[str, Any]) -> float | None:
+        """What a run measured; None where it left the case out."""
+        for case in results["cases"]:
+            if (case["operator"], case["shape"]) == (self.operator, self.shape):
+                times = case["times"]
+                ours: float = times["ours"][self.kind]
+                return ours if self.over is None else ours / times[self.over][self.kind]
+        return None
+
+    @property
+    def unit(self) -> str:
+        if self.over is None:
+            return "us on the host" if self.kind == "back_to_back" else "us"
+        return f"of {self.over}"
+
+
+def each(operator: str, shape: str, limits: dict[Any, float], **options: Any) -> list[Target]:
+    """One target for each number that ``shape`` takes."""
+    return [Target(operator, shape.format(at), limit, **options) for at, limit in limits.items()]
+
+
+MAPPED, ROW = "permute, map given", "T={} H=2048 K=1"
+TARGETS = [
+    *each("permute", ROW, {512: 8, 2048: 11, 6144: 20, 16384: 40, 65536: 150}),
+    *each(MAPPED, ROW, {512: 3.1, 2048: 6.5}),
+    *each(MAPPED, ROW, {6144: 1.05, 16384: 1.05, 65536: 1.05}, over="copy"),
+    *each("unpermute", ROW, {512: 3.0, 2048: 6.3}),
+    *each("unpermute", ROW, {6144: 1.05, 16384: 1.05, 65536: 1.05}, over="copy"),
+    *each("unpermute", "T=4096 H=4096 K={}", {2: 27, 8: 76}),
+    *each("unpermute_bwd", "T={} H=2048 K=2", {512: 4.3, 6144: 33, 65536: 325}),
+    *each("rope", "B={}, views", {"1 S=768": 4.2, "8 S=768": 17, "8 S=2048": 42}),
+    *each("rope_bwd", "B={}, views", {"1 S=768": 4.2, "8 S=768": 17, "8 S=2048": 42}),
+    *(
+        target
+        for layout in ("NN", "NT")
+        for target in each(
+            "dual GEMM",
+            f"rows {{}} {layout}",
+            {"448+32": 0.86, "2048+64": 1.0, "6144+256": 1.02, "16384+1024": 1.02},
+            kind="interleaved",
+            over="two torch.mm",
+        )
+    ),
+    Target("permute", "T=512 H=2048 K=1", 20, "back_to_back"),
+    Target("unpermute", "T=512 H=2048 K=1", 9, "back_to_back"),
+    Target("rope", "B=1 S=768, views", 28, "back_to_back"),
+]
+
+
+def missed(results: dict[str, Any]) -> list[tuple[Target, float]]:
+    """Targets that a run did not reach."""
+    found = [(target, target.found(results)) for target in TARGETS]
+    return [(target, value) for target, value in found if value is not None and value > target.limit]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The missed ones as Markdown."""
+    rows = ["| not reached | found | aimed at |", "| --- | --- | --- |"]
+    for target, value in missed(results):
+        case, unit = f"{target.operator} {target.shape}", target.unit
+        rows.append(f"| {case} | {value:.4g} {unit} | {target.limit:.4g} {unit} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    measured = json.loads(Path(sys.argv[1]).read_text())
+    tried = [target for target in TARGETS if target.found(measured) is not None]
+    print(f"{len(tried) - len(missed(measured))} of {len(tried)} targets reached\n")
+    print(table(measured))
