@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation
-from glm_pto_kernels.wallx.plans import direct, refuse_output
+from glm_pto_kernels.wallx.plans import direct, refuse_output, written
 
 
 def asym_dual_gmm_separated(
@@ -48,6 +48,7 @@ def asym_dual_gmm_separated(
     )
     if direct(*inputs, out0, out1):
         implementation("dual_gemm", input_expert0)(*inputs, out0, out1, trans_a, trans_b)
+        written(out0, out1)
         return out0, out1
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, out0, out1)):
         raise RuntimeError(

@@ -19,6 +19,7 @@ from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._dynamo.guards import TensorGuards
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 Plan = Callable[..., Any]
@@ -110,6 +111,12 @@ def refuse_output(name: str, out: Tensor) -> None:
         raise ValueError(f"{name}: an output is a view that negates what is in memory; write into its base")
     if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(f"{name}: elements of an output share memory (an expanded tensor); make it dense")
+
+
+def written(*outputs: Tensor) -> None:
+    """Let autograd know that a kernel wrote into these: it checks what it has saved by counts of writes."""
+    for out in outputs:
+        increment_version(out)
 
 
 def refuse_tangents(tensors: Sequence[Tensor | None]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
-from glm_pto_kernels.wallx.plans import count, direct, planned, refuse_output
+from glm_pto_kernels.wallx.plans import count, direct, planned, refuse_output, written
 from glm_pto_kernels.wallx.rope_tables import table_grads
 
 
@@ -112,6 +112,7 @@ def write(
     plan = planned(numbers, *compared)
     if plan is not None:
         plan(*tensors)
+        written(q_out, k_out)
         return
     widths = check(name, q, k, cos, sin, sections, False)
     for x, out in ((q, q_out), (k, k_out)):
@@ -123,6 +124,7 @@ def write(
         refuse_output(name, out)
     if direct(*tensors):
         run("rope", (name, *widths, q.numel(), in_place), compared, *tensors, widths, False, backward)
+        written(q_out, k_out)
         return
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise RuntimeError(

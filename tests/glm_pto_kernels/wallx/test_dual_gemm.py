@@ -289,6 +289,16 @@ def test_refuses():
         wallx.asym_dual_gmm_separated(a.requires_grad_(), a, b, b, torch.zeros(3, 5))
 
 
+def test_a_write_into_what_autograd_has_saved_is_noticed(place):
+    x = torch.randn(4, 4, device=place.device)
+    saved = x.clone().requires_grad_() * 1
+    loss = saved.square().sum()
+    with torch.no_grad():
+        wallx.asym_dual_gmm_separated(x, x, x, x, None, saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 @pytest.mark.gpu
 def test_F13_side_stream_and_graph_capture(place):
     if place.device != "cuda":

@@ -116,6 +116,18 @@ def test_F10_in_place_is_refused_where_autograd_records():
         wallx.rope(q, k, *tables, torch.empty_like(q), torch.empty_like(k), [4, 0, 0])
 
 
+def test_F10_a_write_into_what_autograd_has_saved_is_noticed(place):
+    """The second call may have a plan, which writes past torch's own operators."""
+    q, k, cos, sin = made(place, 1, 2, 1, 3, 8)
+    for _ in range(2):
+        saved = q.clone().requires_grad_() * 1
+        loss = saved.square().sum()
+        with torch.no_grad():
+            wallx.rope(saved, k, cos, sin, saved, k.clone(), [2, 3, 3])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_F9_any_strides(place):
     """Sliced heads of one projection, broadcast tables, a dim that is not dense, unlike outputs."""
     packed = torch.randn(2, 5, 6, 16, device=place.device)
