@@ -142,7 +142,7 @@ def check_map(name: str, x: Tensor, row_id_map: Tensor, tokens: int, top_k: int)
 @torch.library.custom_op(
     "glm_pto_wallx::permute",
     mutates_args=(),
-    schema="(Tensor x, Tensor indices, int num_out_tokens, bool mask_negative) -> (Tensor, Tensor)",
+    schema="(Tensor x, Tensor indices, SymInt num_out_tokens, bool mask_negative) -> (Tensor, Tensor)",
 )
 def permute_op(x: Tensor, indices: Tensor, num_out_tokens: int, mask_negative: bool) -> tuple[Tensor, Tensor]:
     run = implementation("permute", x)
@@ -160,7 +160,7 @@ def _(x: Tensor, indices: Tensor, num_out_tokens: int, mask_negative: bool) -> t
 @torch.library.custom_op(
     "glm_pto_wallx::permute_with_map",
     mutates_args=(),
-    schema="(Tensor x, Tensor row_id_map, int rows, int top_k) -> Tensor",
+    schema="(Tensor x, Tensor row_id_map, SymInt rows, SymInt top_k) -> Tensor",
 )
 def permute_with_map_op(x: Tensor, row_id_map: Tensor, rows: int, top_k: int) -> Tensor:
     placed: Tensor = implementation("permute_with_map", x)(x, row_id_map, rows, top_k)

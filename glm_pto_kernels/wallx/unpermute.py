@@ -111,7 +111,7 @@ def check_prob(name: str, x: Tensor, prob: Tensor | None, tokens: int, top_k: in
 @torch.library.custom_op(
     "glm_pto_wallx::unpermute",
     mutates_args=(),
-    schema="(Tensor y, Tensor row_id_map, Tensor? prob, int tokens, int top_k) -> Tensor",
+    schema="(Tensor y, Tensor row_id_map, Tensor? prob, SymInt tokens, SymInt top_k) -> Tensor",
 )
 def unpermute_op(y: Tensor, row_id_map: Tensor, prob: Tensor | None, tokens: int, top_k: int) -> Tensor:
     summed: Tensor = implementation("unpermute", y)(y, row_id_map, prob, tokens, top_k)

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
 from glm_pto_kernels import wallx
@@ -320,6 +321,43 @@ def test_compiled_as_one_graph_with_gradients():
         run(x, prob).backward()
         results.append((x.grad, prob.grad))
     torch.testing.assert_close(results[0], results[1])
+
+
+class Layer(torch.nn.Module):
+    """All operators of this file with numbers that depend on the number of tokens."""
+
+    def forward(self, x, ids, prob):
+        tokens, top_k = ids.shape
+        permuted, row_map, _ = wallx.permute(x, ids, tokens * top_k - 1, [], ids.numel())
+        again = wallx.permute_with_map(x, row_map, tokens * top_k, top_k)
+        out = wallx.unpermute(permuted, row_map, prob, tokens, top_k)
+        return out + wallx.unpermute(again, row_map, None, tokens, top_k)
+
+
+def layer_inputs(tokens, top_k=2):
+    x, prob = torch.randn(tokens, 4, requires_grad=True), torch.rand(tokens, top_k, requires_grad=True)
+    return x, torch.randint(0, 3, (tokens, top_k)), prob
+
+
+def test_compiled_once_for_any_number_of_tokens():
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(Layer(), fullgraph=True, dynamic=True, backend=graphs)
+    for tokens, top_k in ((5, 2), (9, 2), (6, 3)):
+        inputs = layer_inputs(tokens, top_k)
+        grads = [torch.autograd.grad(run(*inputs).square().sum(), inputs[::2]) for run in (Layer(), compiled)]
+        torch.testing.assert_close(*grads)
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_for_any_number_of_tokens(strict):
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    exported = torch.export.export(
+        Layer(), layer_inputs(6), dynamic_shapes=({0: tokens}, {0: tokens}, {0: tokens}), strict=strict
+    )
+    inputs = layer_inputs(9)
+    torch.testing.assert_close(exported.module()(*inputs), Layer()(*inputs))
 
 
 @pytest.mark.parametrize(
