@@ -86,6 +86,10 @@ def permute_with_map(input: Tensor, row_id_map: Tensor, num_out_tokens: int, num
 
     Returns:
         [n, H].
+
+    Raises:
+        TypeError: ``input`` is not floating, ``row_id_map`` not int32, or a number no integer.
+        ValueError: shapes or devices do not fit, or a number is negative or too large.
     """
     if type(num_out_tokens) is not int or type(num_topK) is not int:
         num_out_tokens = count("permute_with_map: num_out_tokens", num_out_tokens)
@@ -127,6 +131,10 @@ def check_rows(name: str, rows: int) -> None:
 def check_map(name: str, x: Tensor, row_id_map: Tensor, tokens: int, top_k: int) -> None:
     if x.dim() != 2:
         raise ValueError(f"{name}: expected rows [N, H], found {list(x.shape)}")
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name}: rows must be floating, found {x.dtype}")
+    if tokens < 0 or top_k < 0:
+        raise ValueError(f"{name}: T and K must not be negative, found T = {tokens}, K = {top_k}")
     if row_id_map.dtype != torch.int32:
         raise TypeError(f"{name}: row_id_map must be int32 as permute returns it, found {row_id_map.dtype}")
     if row_id_map.dim() != 1 or row_id_map.shape[0] != tokens * top_k:

@@ -85,7 +85,7 @@ def direct(*tensors: Tensor | None) -> bool:
     """Whether a call may go straight to its kernel instead of through torch's dispatcher.
 
     A registered operator is needed for autograd, for tracing and other modes, for function transforms, for
-    tensor subclasses and for views that negate what is in memory.
+    tensor subclasses and for tensors that are not what is in memory: views that negate, zeros without memory.
 
     Raises:
         RuntimeError: a tensor has a forward-mode tangent, which a registered operator would lose.
@@ -100,7 +100,9 @@ def direct(*tensors: Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is None:
             continue
-        if type(tensor) not in PLAIN or (recorded and tensor.requires_grad) or tensor.is_neg():
+        if type(tensor) not in PLAIN or (recorded and tensor.requires_grad):
+            return False
+        if tensor.is_neg() or tensor._is_zerotensor():
             return False
     return True
 

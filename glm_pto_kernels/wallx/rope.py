@@ -107,7 +107,9 @@ def write(
 ) -> None:
     tensors = (q, k, cos, sin, q_out, k_out)
     in_place = q_out is q and k_out is k
-    numbers = (name, *sections, q.numel(), in_place) if type(sections) in (list, tuple) else None
+    # As keys floats are equal to ints, but they are refused.
+    exact = type(sections) in (list, tuple) and set(map(type, sections)) == {int}
+    numbers = (name, *sections, q.numel(), in_place) if exact else None
     compared = tensors[:4] if in_place else tensors
     plan = planned(numbers, *compared)
     if plan is not None:

@@ -32,8 +32,8 @@ def unpermute(
         [T, H] in ``input``'s type.
 
     Raises:
-        TypeError: ``row_id_map`` is not int32, ``prob`` not floating, or a number no integer.
-        ValueError: shapes or devices do not fit.
+        TypeError: ``input`` or ``prob`` is not floating, ``row_id_map`` not int32, or a number no integer.
+        ValueError: shapes or devices do not fit, or a number is negative.
     """
     if type(max_tokens) is not int or type(num_topK) is not int:
         max_tokens = count("unpermute: max_tokens", max_tokens)

@@ -76,6 +76,12 @@ def test_a_view_that_negates_is_read_as_it_is(call):
 
 
 @every()
+def test_zeros_without_memory_are_zeros(call):
+    zeros = torch._efficientzerotensor(call.x.shape, device=call.x.device)
+    twice(lambda: call.run(zeros), torch.zeros_like(call.run(call.x)))
+
+
+@every()
 def test_a_tangent_is_refused_not_lost(call):
     call.run(call.x)
     for _ in range(2):

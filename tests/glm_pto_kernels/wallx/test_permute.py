@@ -394,6 +394,18 @@ def test_unpermute_refuses():
         wallx.unpermute(y, row_map, torch.ones(2, 4), 4, 2)
     with pytest.raises(TypeError, match="prob must be floating"):
         wallx.unpermute(y, row_map, torch.ones(4, 2, dtype=torch.int32), 4, 2)
+    with pytest.raises(ValueError, match="T and K must not be negative, found T = -4, K = -2"):
+        wallx.unpermute(y, row_map, None, -4, -2)
+    with pytest.raises(ValueError, match="must not be negative"):
+        wallx.permute_with_map(y[:0], row_map[:0], 0, -1)
+    for call in (
+        lambda y: wallx.unpermute(y, row_map, None, 4, 2),
+        lambda y: wallx.permute_with_map(y, row_map, 8),
+        lambda y: wallx.unpermute_bwd(y, y, row_map, None),
+    ):
+        for kind in (torch.int32, torch.complex64):
+            with pytest.raises(TypeError, match="rows must be floating"):
+                call(y.to(kind))
     with pytest.raises(ValueError, match="input_fwd must be"):
         wallx.unpermute_bwd(torch.zeros(4, 4), torch.zeros(8, 5), row_map, torch.ones(4, 2))
 

@@ -283,6 +283,16 @@ def test_a_strided_tensor_without_elements(place, shape):
 
 
 @pytest.mark.parametrize("width", [2.0, "2", None])
+def test_a_section_that_is_no_integer_is_refused_after_a_plan_too(place, width):
+    q, k, cos, sin = made(place, 1, 2, 1, 3, 8)
+    outputs = torch.empty_like(q), torch.empty_like(k)
+    for _ in range(2):
+        wallx.rope(q, k, cos, sin, *outputs, [2, 3, 3])
+        with pytest.raises(TypeError, match="a section must be an integer"):
+            wallx.rope(q, k, cos, sin, *outputs, [width, 3, 3])
+
+
+@pytest.mark.parametrize("width", [2.0, "2", None])
 def test_a_section_that_is_no_integer_is_refused(place, width):
     q, cos = torch.randn(1, 1, 3, 8, device=place.device), torch.randn(3, 1, 3, 8, device=place.device)
     with pytest.raises(TypeError, match="a section must be an integer"):
