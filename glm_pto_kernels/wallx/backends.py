@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from glm_pto_kernels.wallx.plans import PLANS, keep
+from glm_pto_kernels.wallx.plans import PLANS, direct, keep
 
 BACKENDS = ("auto", "triton", "torch", "wallx_csrc")
 VARIABLE = "GLM_PTO_WALLX_BACKEND"
@@ -89,11 +88,15 @@ def run(operator: str, numbers: Hashable, tensors: Sequence[Tensor], *arguments:
     return result
 
 
-def traceable(reference: Callable[..., Any], operator: str, tensor: Tensor) -> Any:
-    """``implementation``, but while torch.compile traces the reference: operators that are not registered."""
-    if is_compiling() and chosen() != "wallx_csrc":
+def traceable(reference: Callable[..., Any], operator: str, *tensors: Tensor | None) -> Any:
+    """``implementation`` for the first tensor; the reference where torch must see what is computed.
+
+    For operators that are not registered: while something traces, and for gradients.
+    """
+    if chosen() != "wallx_csrc" and not direct(*tensors):
         return reference
-    return implementation(operator, tensor)
+    assert tensors[0] is not None
+    return implementation(operator, tensors[0])
 
 
 def resolve(on_gpu: bool, double: bool = False) -> str:

@@ -63,10 +63,9 @@ def get_rope_index(
     vision = Vision(
         spatial_merge_size, image_token_id, video_token_id, vision_start_token_id, tokens_per_second
     )
-    run = traceable(reference, "rope_index", input_ids)
-    result: tuple[Tensor, Tensor] = run(
-        input_ids, image_grid_thw, video_grid_thw, second_per_grid_ts, attention_mask, vision
-    )
+    given = (input_ids, image_grid_thw, video_grid_thw, second_per_grid_ts, attention_mask)
+    run = traceable(reference, "rope_index", *given)
+    result: tuple[Tensor, Tensor] = run(*given, vision)
     return result
 
 

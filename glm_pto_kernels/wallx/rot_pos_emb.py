@@ -29,5 +29,6 @@ def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, spatial_merge_size: int) -> 
         )
     check_grid("rot_pos_emb", "grid_thw", grid_thw)
     check_merge("rot_pos_emb", spatial_merge_size)
-    found: Tensor = traceable(reference, "rot_pos_emb", inv_freq)(inv_freq, grid_thw, spatial_merge_size)
+    run = traceable(reference, "rot_pos_emb", inv_freq, grid_thw)
+    found: Tensor = run(inv_freq, grid_thw, spatial_merge_size)
     return found

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from glm_pto_kernels.wallx.plans import direct
+
 
 @dataclass(frozen=True)
 class Vision:
@@ -115,8 +117,8 @@ def interval_of(is_video: Tensor, second_per_grid_ts: Tensor | None) -> Tensor:
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Raise on the CPU; on a device assert asynchronously, because a check on the host would synchronise."""
-    if condition.device.type != "cpu":
+    """Raise on the CPU; assert later in a trace, and on a device, where looking would synchronise."""
+    if condition.device.type != "cpu" or not direct(condition):
         torch._assert_async(condition, message)
     elif not bool(condition):
         raise ValueError(f"rope_index: {message}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from glm_pto_kernels.wallx import get_rope_index
 
@@ -131,6 +132,26 @@ def test_empty(place, shape):
     position, delta = run(place, torch.zeros(shape, dtype=torch.long), None, torch.tensor([[1, 2, 2]]))
     assert position.shape == (3, *shape)
     assert delta.shape == (shape[0], 1)
+
+
+def by_compile(function, ids, images):
+    return torch.compile(function, fullgraph=True, backend="aot_eager")(ids, images)
+
+
+def by_trace(function, ids, images):
+    return make_fx(function)(torch.zeros_like(ids), images)(ids, images)
+
+
+@pytest.mark.parametrize("trace", [by_compile, by_trace])
+def test_a_traced_function_computes_with_what_it_is_given(place, trace):
+    ids, images = torch.tensor([tokens(2, ("i", 6), 3)] * 2), torch.tensor([[1, 4, 6]] * 2)
+    ids, images = ids.to(place.device), images.to(place.device)
+
+    def positions(ids, images):
+        return get_rope_index(ids, images, None, None, None, MERGE, IMAGE, VIDEO, START, RATE)
+
+    for found, exact in zip(trace(positions, ids, images), positions(ids, images), strict=True):
+        assert torch.equal(found, exact)
 
 
 def test_refuses(place):

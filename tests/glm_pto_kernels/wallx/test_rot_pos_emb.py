@@ -39,6 +39,13 @@ def test_more_grids_than_a_program_looks_at_together(place):
     )
 
 
+def test_frequencies_have_gradients(place):
+    inv_freq = torch.rand(5, device=place.device, requires_grad=True)
+    rot_pos_emb(inv_freq, torch.tensor([[1, 2, 4]], device=place.device), 2).sum().backward()
+    # Rows 0 and 1 four times each, columns 0 to 3 twice each.
+    assert torch.equal(inv_freq.grad.cpu(), torch.full((5,), 4.0 + 12.0))
+
+
 def test_no_grids(place):
     grids = torch.zeros(0, 3, dtype=torch.int32, device=place.device)
     assert rot_pos_emb(torch.rand(5, device=place.device), grids, 2).shape == (0, 10)
