@@ -65,8 +65,9 @@ def same(actual: Any, exact: Any) -> bool:
 
 def wallx_csrc(extension: Any, ids: Tensor, grids: Tensor, mask: Tensor, rates: Tensor) -> tuple[Call, ...]:
     """wall-x's own, in the order of the cases."""
+    narrow = grids.to(torch.int32)
     return (
         lambda: extension.rope_index(ids, grids, None, None, mask, MERGE, IMAGE, VIDEO, START, 2.0),
         lambda: extension.rot_pos_emb(rates, grids, MERGE),
-        lambda: extension.get_window_index(grids.to(torch.int32), MERGE, 4, 14, MERGE**2),
+        lambda: extension.get_window_index(narrow, MERGE, 4, 14, MERGE**2),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.overrides import TorchFunctionMode
 
 from benchmarks.wallx import gemm, moe, positions, rotary
@@ -17,6 +18,7 @@ CASES = {
     "unpermute": lambda: moe.unpermute_case(64, 32, 2),
     "unpermute_one": lambda: moe.unpermute_case(64, 32, 1),
     "unpermute_bwd": lambda: moe.bwd_case(64, 32, 2),
+    "unpermute_bwd_one": lambda: moe.bwd_case(64, 32, 1),
     "rope": lambda: rotary.rope_case(1, 16, False),
     "rope_bwd": lambda: rotary.rope_case(2, 16, True),
     "gemm": lambda: gemm.gemm_case(3, 2, True),
@@ -49,6 +51,14 @@ def test_a_case_builds_and_ours_agrees(make: Callable[[], Case]) -> None:
     case = make()
     assert "ours" in case.calls and len(case.calls) > 2
     assert 0 <= case.errors["ours"] < 3e-3
+    assert all(error < 3e-3 for error in case.errors.values())
+
+
+def test_with_one_expert_a_token_no_torch_peer_reads_what_ours_does_not() -> None:
+    rows, row_map, prob = torch.randn(6, 4), torch.randperm(6).int(), torch.rand(6, 1)
+    act, weight = moe.eager_bwd(rows, torch.full((6, 4), float("nan")), row_map, prob)
+    assert torch.equal(act[row_map.long()], rows)
+    assert not weight.any()
 
 
 def test_the_position_operators_agree() -> None:
