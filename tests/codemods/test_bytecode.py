@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import py_compile
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from glm_pto.codemods import transaction
-from glm_pto.codemods.findings import FileChange, Refusal
+from glm_pto.codemods import journal, transaction
+from glm_pto.codemods.findings import FileChange, Refusal, WriteFailure
 
 OLD, NEW = b"VALUE = 'old'\n", b"VALUE = 'new'\n"
 MODES = list(py_compile.PycInvalidationMode)
@@ -70,6 +73,17 @@ def test_a_pyc_made_again_is_really_used(module: Path) -> None:
     assert runs(module) == "new"
 
 
+def test_source_and_bytecode_carry_one_time_however_slow_the_disk_is(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = Path(py_compile.compile(str(module)) or "")
+    moment = 1_600_000_000_999_999_999
+    monkeypatch.setattr(time, "time_ns", lambda: moment)
+    edit(module, OLD, NEW)
+    assert module.stat().st_mtime_ns == moment
+    assert int.from_bytes(compiled.read_bytes()[8:12], "little") == 1_600_000_000
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_optimised_code_is_made_again_too(module: Path, level: int) -> None:
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -111,7 +125,7 @@ def test_source_that_this_interpreter_cannot_compile_loses_its_bytecode(module: 
 
 def test_a_removed_module_leaves_no_bytecode_and_no_empty_folder(module: Path) -> None:
     py_compile.compile(str(module))
-    edit(module, OLD, None)
+    assert edit(module, OLD, None) == (), "there is nothing to be made again, so nothing to tell"
     assert not module.parent.exists()
 
 
@@ -125,13 +139,36 @@ def test_a_linked_cache_folder_is_refused(module: Path, tmp_path: Path) -> None:
     assert module.read_bytes() == OLD
 
 
-def test_bytecode_comes_back_when_the_edit_is_rolled_back(module: Path) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("x")], ids=["pipe", "link"])
+def test_a_compiled_file_that_is_none_is_refused(module: Path, make: Callable[[Path], object]) -> None:
+    odd = module.parent / f"__pycache__/module.{TAG}.pyc"
+    odd.parent.mkdir()
+    make(odd)
+    with pytest.raises(Refusal, match=rf"module\.{TAG}\.pyc: is not a regular file; remove it"):
+        edit(module, OLD, NEW)
+    assert module.read_bytes() == OLD
+
+
+def test_what_is_no_module_has_no_bytecode(module: Path) -> None:
+    """Nothing but the ending tells them apart: ``module.cu`` has no share in the files of ``module.py``."""
+    compiled = Path(py_compile.compile(str(module)) or "")
+    before = compiled.read_bytes()
+    edit(module.with_suffix(".cu"), None, b"// kernel\n")
+    assert compiled.read_bytes() == before
+
+
+def test_bytecode_comes_back_when_the_edit_is_rolled_back(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compiled = Path(py_compile.compile(str(module), invalidation_mode=mode) or "")
     before = compiled.read_bytes()
-    other = FileChange(module.parent / "other.py", b"not there\n", b"x\n", "package")
-    with pytest.raises(Refusal, match="is gone since it was read"):
-        transaction.commit(
-            module.parents[1], [FileChange(module, OLD, NEW, "package"), other], {}, "0.1.0", wait=2
-        )
-    assert compiled.read_bytes() == before
+
+    def close(control: int) -> None:
+        assert compiled.read_bytes() != before, "the last step before the end, so all is written"
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(journal, "close", close)
+    with pytest.raises(WriteFailure, match="every file is as it was before"):
+        edit(module, OLD, NEW)
+    assert (module.read_bytes(), compiled.read_bytes()) == (OLD, before)

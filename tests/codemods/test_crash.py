@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from glm_pto.cli import group
 from glm_pto.codemods import transaction
-from glm_pto.codemods.findings import FileChange
+from glm_pto.codemods.findings import FileChange, WriteFailure
 from tests.codemods import faults, planted
 from tests.codemods.planted import MODEL, plant
 from tests.codemods.test_transaction import NEW, OLD, change, commit, snapshot
@@ -284,12 +284,24 @@ def test_hazard_10_a_disk_that_stays_broken(place: Path, run: Callable[[Path], N
     """From some call on nothing works, not even the roll-back: files are whole, the next run settles."""
     bench = Bench(place, run)
     bench.reset()
+    told: list[str] = []
+
+    def tells() -> None:
+        try:
+            bench.run()
+        except WriteFailure as failure:
+            told.append(str(failure))
+            raise
+
     for at in range(1, faults.count(bench.run) + 1):
         bench.reset()
-        faults.attempt(bench.run, faults.ERRORS["EIO"], at, lasting=True)
+        status = faults.attempt(tells, faults.ERRORS["EIO"], at, lasting=True)
         bench.check_each_file_whole()
+        if status == faults.FAILED and "every file is as it was before" in told[-1]:
+            assert visible(bench.names()) == visible(bench.before), f"said at call {at}: {told[-1]}"
         bench.recover()
         bench.check_settled()
+    assert any("undoing it failed too, so the next command does that" in text for text in told)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +335,7 @@ def test_a_file_edited_after_the_death_keeps_the_edit(place: Path, run: Callable
         recovery = transaction.recover(bench.root, wait=2)
         assert file.read_bytes() == mine
         assert (bench.root / FILES[1]).read_bytes() in (OLD, NEW)
+        assert recovery is None or recovery.files == (*FILES, MADE), "bytecode and our own are not named"
         assert not [name for name in bench.names() if ".glm-pto-" in name], "something is left over"
         told += bool(recovery and any("written by somebody else" in note for note in recovery.notes))
     assert told > 10

@@ -115,10 +115,44 @@ def test_a_forged_id_names_no_file(tree: Path, change_id: object) -> None:
         transaction.recover(tree, wait=2)
 
 
+def sealed(**different: object) -> bytes:
+    """A journal with a right checksum and a wrong content."""
+    entry = asdict(journal.Entry("vllm/a.py", "x", "y"))
+    return seal.dump(
+        "journal", 1, {**asdict(journal.Journal("0" * 16, 1, ())), "entries": [entry], **different}
+    )
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x80\x04\x95", b"[" * 200_000, b"{}", b'{"kind": "journal"}', b"x" * (seal.LIMIT + 1)],
-    ids=["empty", "pickle", "deep", "no_kind", "no_body", "huge"],
+    [
+        b"",
+        b"\x80\x04\x95",
+        b"[" * 200_000,
+        b"{}",
+        b'{"kind": "journal"}',
+        b"x" * (seal.LIMIT + 1),
+        seal.dump("journal", 1, {}),
+        sealed(entries=[7]),
+        sealed(entries=[{"path": "vllm/a.py"}]),
+        sealed(entries=[{"path": "vllm/a.py", "before": 7, "after": None}]),
+        sealed(folders=[7]),
+        sealed(pid="1"),
+    ],
+    ids=[
+        "empty",
+        "pickle",
+        "deep",
+        "no_kind",
+        "no_body",
+        "huge",
+        "no_fields",
+        "entry",
+        "no_hashes",
+        "hash",
+        "folder",
+        "pid",
+    ],
 )
 def test_a_damaged_journal_is_explained(tree: Path, data: bytes) -> None:
     (tree / ".glm-pto").mkdir()
@@ -126,6 +160,22 @@ def test_a_damaged_journal_is_explained(tree: Path, data: bytes) -> None:
     with pytest.raises(Refusal, match=r"journal that cannot be used, .*then remove this folder"):
         commit(tree, change(tree / "vllm/a.py"))
     assert (tree / "vllm/a.py").read_bytes() == OLD
+
+
+def test_a_field_that_a_later_version_adds_is_no_damage(tree: Path) -> None:
+    (tree / ".glm-pto").mkdir()
+    entry = {**asdict(journal.Entry("vllm/a.py", "x", "y")), "added": 1}
+    (tree / ".glm-pto" / journal.OPEN).write_bytes(sealed(entries=[entry]))
+    recovery = transaction.recover(tree, wait=2)
+    assert recovery is not None and recovery.files == ("vllm/a.py",)
+
+
+@pytest.mark.parametrize("name", [journal.OPEN, journal.DONE])
+def test_a_linked_journal_is_explained(tree: Path, name: str) -> None:
+    (tree / ".glm-pto").mkdir()
+    (tree / ".glm-pto" / name).symlink_to("elsewhere")
+    with pytest.raises(Refusal, match="journal that cannot be used, it is not a regular file"):
+        transaction.recover(tree, wait=2)
 
 
 @as_root

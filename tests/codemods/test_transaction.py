@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto.codemods import state, transaction
+from glm_pto.codemods import disk, state, steps, transaction
 from glm_pto.codemods.findings import FileChange, Refusal
 from tests.codemods import faults
 
@@ -100,6 +100,58 @@ def test_refuses_to_create_over_an_existing_file(tree: Path) -> None:
     assert (tree / "vllm/a.py").read_bytes() == OLD
 
 
+def test_refuses_a_file_that_is_named_twice(tree: Path) -> None:
+    file = tree / "vllm/a.py"
+    with pytest.raises(Refusal, match=r"a\.py: named twice in one change"):
+        commit(tree, change(file), change(file, OLD, OLD + b"# again\n"))
+    assert file.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("where", ["cache/archive-v0/a1", "pkgs/vllm-0.12.0"], ids=["uv", "conda"])
+def test_refuses_a_tree_inside_of_a_package_cache(tmp_path: Path, where: str) -> None:
+    file = tmp_path / where / "vllm/a.py"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(OLD)
+    for tag in ("cache/CACHEDIR.TAG", "pkgs/urls.txt"):
+        (tmp_path / tag).parent.mkdir(exist_ok=True)
+        (tmp_path / tag).touch()
+    with pytest.raises(Refusal, match="lies in the package cache"):
+        commit(tmp_path / where, change(file))
+    assert file.read_bytes() == OLD
+
+
+@pytest.mark.parametrize(
+    ("happens", "disturbed"),
+    [
+        (lambda file: None, False),
+        (lambda file: file.write_bytes(OLD[::-1]), True),
+        (lambda file: file.write_bytes(OLD + b"# mine\n"), True),
+        (lambda file: file.unlink(), True),
+        (lambda file: (file.unlink(), file.symlink_to("c.py")), True),
+        (lambda file: (file.unlink(), file.mkdir()), True),
+    ],
+    ids=["nothing", "same_length", "longer", "gone", "link", "folder"],
+)
+def test_a_file_is_looked_at_again_before_it_is_replaced(
+    tree: Path, happens: Callable[[Path], object], disturbed: bool
+) -> None:
+    file = tree / "vllm/a.py"
+    with disk.Folders(tree) as folders:
+        (step,), _ = steps.prepare(folders, [change(file)])
+        happens(file)
+        assert step.disturbed(folders.open(step.spot.parent)) is disturbed
+
+
+@pytest.mark.parametrize("appears", [False, True])
+def test_a_file_to_be_made_is_looked_for_again(tree: Path, appears: bool) -> None:
+    file = tree / "vllm/c.py"
+    with disk.Folders(tree) as folders:
+        (step,), _ = steps.prepare(folders, [change(file, None)])
+        if appears:
+            file.touch()
+        assert step.disturbed(folders.open(step.spot.parent)) is appears
+
+
 def test_writes_nothing_when_nothing_changes(tree: Path) -> None:
     before = snapshot(tree)
     assert commit(tree, change(tree / "vllm/a.py", OLD, OLD)) == ()
@@ -182,6 +234,15 @@ def test_an_interrupted_run_of_root_is_left_to_root(others: Path) -> None:
     assert snapshot(others) == before
     assert transaction.recover(others, wait=2) is not None
     assert file.read_bytes() == OLD
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("applied", [False, True], ids=["untouched", "applied"])
+def test_a_tree_at_rest_needs_no_permission_to_be_looked_at(others: Path, applied: bool) -> None:
+    """Taking the lock would refuse `status` to everybody but the owner of the environment."""
+    if applied:
+        commit(others, change(others / "vllm/a.py"))
+    assert as_another_user(lambda: transaction.recover(others, wait=0)) == faults.DONE
 
 
 def test_a_name_as_long_as_names_can_be(tree: Path) -> None:

@@ -172,3 +172,29 @@ def test_namespace_package_without_a_module_at_its_top(tmp_path):
     (tmp_path / "vllm" / "models").mkdir(parents=True)
     (tmp_path / "vllm" / "models" / "glm.py").touch()
     assert trees.find([tmp_path])[0].packages[0].name == "vllm"
+
+
+def test_an_empty_name_is_no_folder(tmp_path, monkeypatch):
+    """``glm-pto apply "$TREE"`` with a variable that is not set must not take the current folder."""
+    package(tmp_path, "vllm")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="the name of a TREE is empty"):
+        trees.find([""])
+
+
+def test_one_name_is_a_target_too(tmp_path):
+    package(tmp_path, "vllm")
+    assert trees.find(str(tmp_path)) == trees.find([tmp_path])
+
+
+def test_a_relative_name_where_the_current_folder_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match=r"vllm: the current folder is gone .*; name a full path"):
+        trees.find(["vllm"])
+
+
+def test_a_home_that_nobody_has(tmp_path):
+    with pytest.raises(UsageError, match="name a full path"):
+        trees.find(["~nobody-has-this-name/vllm"])
