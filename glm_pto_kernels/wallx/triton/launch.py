@@ -103,7 +103,9 @@ class Variant:
         with torch.cuda.device(self.device):
             compiled = launch(*tensors, *numbers, **self.constants, **self.options)
         if DIRECT and all(t.data_ptr() % ALIGNMENT == 0 for t in tensors):
-            self.launcher, self.fixed = direct_launch(compiled)
+            # Another thread may call between the two: what it finds a launcher by comes last.
+            launcher, self.fixed = direct_launch(compiled)
+            self.launcher = launcher
 
 
 _current_device = torch._C._cuda_getDevice if torch.version.cuda else None

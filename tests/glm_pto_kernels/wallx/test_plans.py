@@ -154,6 +154,36 @@ def test_new_rows_are_dense_whatever_they_are_modelled_on(place, shape, layout):
         assert not out.requires_grad
 
 
+def test_a_launcher_is_found_with_all_that_it_needs(monkeypatch):
+    """Another thread may call as soon as there is a launcher."""
+    launch = pytest.importorskip("glm_pto_kernels.wallx.triton.launch")
+
+    class Watched(launch.Variant):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if getattr(self, "launcher", None) is not None:
+                assert self.fixed == ("stream", "function")
+
+    class Function(launch.triton.JITFunction):
+        def __init__(self):
+            pass
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: "compiled"
+
+    class OnGpu:
+        is_cuda = True
+
+        def data_ptr(self):
+            return 0
+
+    monkeypatch.setattr(launch, "DIRECT", True)
+    monkeypatch.setattr(launch, "direct_launch", lambda compiled: ("launcher", ("stream", "function")))
+    variant = Watched(Function(), {}, -1, 1, 1, {})
+    variant.dispatch(1, [OnGpu()], ())
+    assert variant.launcher == "launcher"
+
+
 def test_a_plan_that_was_made_while_the_backend_changed_is_not_kept(place, monkeypatch):
     """Another thread may call ``use`` at any time; here the operator does."""
     if place.name == "torch":
