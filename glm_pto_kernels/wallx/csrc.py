@@ -5,6 +5,8 @@
 docs/wallx.md.
 """
 
+from torch import Tensor
+
 from glm_pto_kernels.wallx.dual_gemm import asym_dual_gmm_separated as _separated
 from glm_pto_kernels.wallx.permute import permute
 from glm_pto_kernels.wallx.rope import rope, rope_bwd
@@ -26,6 +28,8 @@ __all__ = [
 ]
 
 
-def asym_dual_gmm(a0, a1, b0, b1, o0, o1, trans_a, trans_b) -> None:
-    """``asym_dual_gmm_separated`` with all arguments, returning nothing."""
+def asym_dual_gmm(
+    a0: Tensor, a1: Tensor, b0: Tensor, b1: Tensor, o0: Tensor, o1: Tensor, trans_a: bool, trans_b: bool
+) -> None:
+    """``asym_dual_gmm_separated`` with all arguments, returning nothing: ``o_i = op(a_i) @ op(b_i)``."""
     _separated(a0, a1, b0, b1, o0, o1, trans_a, trans_b)

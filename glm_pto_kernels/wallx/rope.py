@@ -75,12 +75,16 @@ def apply_rope(
     """``rope`` as a function with gradients, for q, k, cos and sin.
 
     Args:
+        q, k, cos, sin: as in ``rope``.
         sections: as in ``rope``; with ``bands="repeated"`` three widths that sum to D/2, e.g. [16, 24, 24].
         bands: ``"consecutive"`` (wall-x), or ``"repeated"``: the usual multimodal bands, the same in both
             halves.
 
     Returns:
         New tensors with the strides of q and k.
+
+    Raises:
+        TypeError, ValueError: as for ``rope``, or ``bands`` is neither.
     """
     if bands not in ("consecutive", "repeated"):
         raise ValueError(f'apply_rope: bands must be "consecutive" or "repeated", found {bands!r}')

@@ -149,6 +149,15 @@ def test_the_raw_module_has_the_positional_arguments(name, arguments):
     assert name in csrc.__all__
 
 
+@pytest.mark.parametrize("name", csrc.__all__)
+def test_the_raw_module_says_its_types(name):
+    function = getattr(csrc, name)
+    signature = inspect.signature(function)
+    kinds = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
+    assert inspect.Signature.empty not in kinds
+    assert function.__doc__
+
+
 def test_the_raw_module_has_nothing_else():
     assert len(csrc.__all__) == 9
 
