@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
-from glm_pto_kernels.wallx.plans import count, direct, planned, refuse_output, written
+from glm_pto_kernels.wallx.plans import direct, planned, written
+from glm_pto_kernels.wallx.rope_checks import check, check_output
 from glm_pto_kernels.wallx.rope_tables import table_grads
 
 
@@ -121,13 +122,8 @@ def write(
         written(q_out, k_out)
         return
     widths = check(name, q, k, cos, sin, sections, False)
-    for x, out in ((q, q_out), (k, k_out)):
-        if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
-            raise ValueError(
-                f"{name}: an output must be {list(x.shape)} {x.dtype} on {x.device}, "
-                f"found {list(out.shape)} {out.dtype} on {out.device}"
-            )
-        refuse_output(name, out)
+    check_output(name, q, q_out)
+    check_output(name, k, k_out)
     if direct(*tensors):
         run("rope", (name, *widths, q.numel(), in_place), compared, *tensors, widths, False, backward)
         written(q_out, k_out)
@@ -138,45 +134,6 @@ def write(
             "torch.no_grad() or inside an autograd.Function"
         )
     rope_out_op(q, k, cos, sin, q_out, k_out, widths, backward)
-
-
-def check(
-    name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sections: Sequence[int], repeated: bool
-) -> list[int]:
-    """The sections as ints, or an error that names what does not fit."""
-    q_shape, k_shape = q.shape, k.shape
-    if len(q_shape) != 4 or len(k_shape) != 4:
-        raise ValueError(
-            f"{name}: expected q [B, HQ, S, D] and k [B, HK, S, D], found {q_shape} and {k_shape}"
-        )
-    batch, _, length, dim = q_shape
-    if (k_shape[0], k_shape[2], k_shape[3]) != (batch, length, dim):
-        raise ValueError(f"{name}: q {list(q_shape)} and k {list(k_shape)} differ in more than their heads")
-    table = (3, batch, length, dim)
-    if cos.shape != table or sin.shape != table:
-        raise ValueError(
-            f"{name}: cos and sin must be [3, B, S, D] = {list(table)}, "
-            f"found {list(cos.shape)} and {list(sin.shape)}"
-        )
-    if isinstance(sections, bool) or len(sections) != 3:
-        raise ValueError(f"{name}: the sections are three band widths, e.g. [32, 48, 48], found {sections!r}")
-    widths = [width if type(width) is int else count(f"{name}: a section", width) for width in sections]
-    whole = dim // 2 if repeated else dim
-    if dim % 2 or sum(widths) != whole or min(widths) < 0:
-        raise ValueError(
-            f"{name}: the head size must be even and the sections must sum to {whole}, "
-            f"found head size {dim} and {widths}"
-        )
-    kind = q.dtype
-    if k.dtype != kind or cos.dtype != kind or sin.dtype != kind or not kind.is_floating_point:
-        raise TypeError(
-            f"{name}: q, k, cos and sin must have one floating type, "
-            f"found {kind}, {k.dtype}, {cos.dtype}, {sin.dtype}"
-        )
-    place = q.device
-    if k.device != place or cos.device != place or sin.device != place:
-        raise ValueError(f"{name}: q is on {place}, k, cos, sin on {k.device}, {cos.device}, {sin.device}")
-    return widths
 
 
 ROPE = "(Tensor q, Tensor k, Tensor cos, Tensor sin, int[] sections, bool repeated, bool backward)"
