@@ -80,8 +80,6 @@ def decide(name: str, environment: Mapping[str, str], registered: bool = False) 
 
 def _of_kernel(backend: str, name: str, caches: str, off_cpu: bool) -> Choice:
     limits = _limits(backend, name)
-    if limits is None:
-        return Choice(backend, off_cpu=off_cpu, caches=caches)
     sizes = frozenset(key for key, values in models.asked(name) if limits(**values) is None)
     return Choice(backend, off_cpu=off_cpu, caches=caches, sizes=sizes, limits=limits)
 
@@ -130,15 +128,9 @@ def canonical(word: str) -> str:
     return FUNCTIONS.get(word, word)
 
 
-def _limits(backend: str, name: str) -> Callable[..., str | None] | None:
+def _limits(backend: str, name: str) -> Callable[..., str | None]:
     if backend == "upstream":
         from glm_pto_kernels import upstream
 
         return upstream.SIZES[name]
-    try:
-        module = importlib.import_module(f"glm_pto_kernels.pypto.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("glm_pto_kernels.pypto"):
-            raise
-        return None
-    return module.refusal  # type: ignore[no-any-return]
+    return importlib.import_module(f"glm_pto_kernels.pypto.{name}").refusal  # type: ignore[no-any-return]

@@ -101,6 +101,24 @@ def test_the_chip_is_read_from_vllm_ascends_build(
     assert hardware.device_type() == soc
 
 
+@pytest.mark.parametrize("folder", [False, True], ids=["a_module", "no_build_info"])
+def test_a_vllm_ascend_that_does_not_say_its_chip_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool
+) -> None:
+    if folder:
+        (tmp_path / "vllm_ascend").mkdir()
+    (tmp_path / ("vllm_ascend/__init__.py" if folder else "vllm_ascend.py")).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert hardware.device_type() is None
+
+
+def test_a_package_is_installed_where_it_could_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made_by_hand", ModuleType("made_by_hand"))  # it has no spec
+    monkeypatch.setitem(sys.modules, "blocked", None)
+    names = ("this", "made_by_hand", "blocked", "no_such_package")
+    assert [hardware.installed(name) for name in names] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("backend", ["pypto", "upstream"])
 def test_an_explicit_choice_that_cannot_run_raises(environment: Callable[..., None], backend: str) -> None:
     environment(GLM_PTO_BACKEND=backend)
@@ -238,20 +256,20 @@ def test_a_dotted_name_that_leads_nowhere_raises(environment: Callable[..., None
 
 
 @pytest.mark.parametrize(
-    ("operator", "function", "error"),
+    ("operator", "function", "error", "why"),
     [
-        ("gates", zeros, ValueError),
-        ("gate", lambda a, b: None, TypeError),
-        ("gate", "zeros", TypeError),
-        ("select_experts", zeros, TypeError),
+        ("gates", zeros, ValueError, "there is .*gate"),
+        ("gate", lambda a, b: None, TypeError, "does not fit gate"),
+        ("gate", "zeros", TypeError, "'zeros', which cannot be called"),
+        ("select_experts", zeros, TypeError, "does not fit select_experts"),
     ],
     ids=["unknown_operator", "two_parameters", "a_name", "other_operator"],
 )
 def test_register_refuses(
-    environment: Callable[..., None], operator: str, function: Any, error: type[Exception]
+    environment: Callable[..., None], operator: str, function: Any, error: type[Exception], why: str
 ) -> None:
     environment()
-    with pytest.raises(error):
+    with pytest.raises(error, match=why):
         K.register(operator, function)
     assert not backends.CUSTOM
 
@@ -303,6 +321,23 @@ def test_foreign_layers_stay_native_under_a_custom_kernel(environment: Callable[
     assert K.ffn_share_expert_quant_supported(layer, hidden)
     layer.down_proj.reduce_results = True
     assert not K.ffn_share_expert_quant_supported(layer, hidden)
+
+
+def test_a_registered_function_is_taken_before_one_that_the_environment_names(
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_PTO_KERNEL_GATE", "no_such_package:kernel")
+    environment(GLM_PTO_KERNEL_GATE="no_such_package:kernel")
+    K.register("gate", zeros)
+    assert not gate_call().any()
+
+
+@pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize(
+    ("backend", "caches"), [("upstream", "dense"), ("pypto", "blocks"), ("auto", "blocks")]
+)
+def test_what_a_backends_attention_asks_of_the_caches(backend: str, caches: str) -> None:
+    assert backends.decide("paged_attention", {"GLM_PTO_BACKEND": backend}).caches == caches
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import glm_pto_kernels as K
 from glm_pto_kernels import backends, cache_key
 
 # What vLLM does: remember each file that Dynamo inlines, then hash names and texts.
@@ -72,7 +74,7 @@ def test_every_decision_has_a_key_of_its_own(tmp_path):
     fused = trace(tmp_path, GLM_PTO_BACKEND="torch")
     native = trace(tmp_path, GLM_PTO_BACKEND="auto")
     off = trace(tmp_path, GLM_PTO_BACKEND="torch", USE_PTO_GATE="0")
-    flipped = trace(tmp_path, "USE_PTO_GATE=False", "USE_PTO_GATE=True", GLM_PTO_BACKEND="torch")
+    flipped = trace(tmp_path, "USE_PTO_GATE=True", GLM_PTO_BACKEND="torch", USE_PTO_GATE="0")
     assert [fused[1], native[1], off[1], flipped[1]] == [1, 0, 0, 1]
     assert len({fused[0], native[0], off[0]}) == 3
     assert flipped == fused
@@ -83,9 +85,39 @@ def test_the_file_is_our_text_whatever_stood_there(tmp_path, monkeypatch):
     cache_key.tell({"gate": "torch"})
     (path,) = (tmp_path / "decisions").iterdir()
     text = path.read_text()
+    assert "gate: 'torch'" in text
     path.write_text("raise SystemExit('planted')\n")
     assert cache_key.tell({"gate": "torch"})()
     assert path.read_text() == text
+    before = path.stat().st_ino
+    cache_key.tell({"gate": "torch"})
+    assert path.stat().st_ino == before  # right already: left as it is
+
+
+def test_the_function_leads_to_its_module_and_text(tmp_path, monkeypatch):
+    """Caches of compiled code look both up, and check the text again when they load."""
+    monkeypatch.setenv("GLM_PTO_CACHE", str(tmp_path))
+    monkeypatch.delitem(sys.modules, cache_key.MODULE, raising=False)
+    told = cache_key.tell({"gate": "torch"})
+    assert inspect.getmodule(told.__code__) is sys.modules[cache_key.MODULE]
+    assert inspect.getsource(told.__code__) == "def told():\n    return True\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"GLM_PTO_CACHE": "/ours", "XDG_CACHE_HOME": "/all"}, "/ours/decisions"),
+        ({"XDG_CACHE_HOME": "/all"}, "/all/glm-pto/decisions"),
+        ({"GLM_PTO_CACHE": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/glm-pto/decisions"),
+    ],
+    ids=["ours", "all_programs", "home"],
+)
+def test_where_the_files_go(monkeypatch, environment, place):
+    for name in ("GLM_PTO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_key.folder()) == place
 
 
 def test_a_damaged_file_is_written_anew(tmp_path, monkeypatch):
@@ -143,3 +175,18 @@ def test_a_change_renews_what_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(backends.CHOICES, "gate", backends.Choice("native", native="why"))
     backends.tell()
     assert first.__code__.co_filename != backends.TOLD.__code__.co_filename
+
+
+def test_a_flip_and_a_registered_kernel_renew_it_themselves(tmp_path, monkeypatch, environment):
+    monkeypatch.setenv("GLM_PTO_CACHE", str(tmp_path))
+    monkeypatch.setattr(backends, "TOLD", backends.TOLD)
+    environment()
+    files = []
+    for change in (
+        lambda: setattr(K, "USE_PTO_GATE", False),
+        lambda: setattr(K, "USE_PTO_GATE", True),
+        lambda: K.register("gate", lambda hidden, weight, out: None),
+    ):
+        change()
+        files.append(backends.TOLD.__code__.co_filename)
+    assert len(set(files)) == 3

@@ -121,6 +121,11 @@ def test_auto_leaves_tensors_on_the_cpu_alone(
     monkeypatch.setitem(backends.CHOICES, name, choice)
     arguments = asked(name, glm_4_5())
     assert supported(name, arguments) is False and "on the CPU" in (refusal(name, arguments) or "")
+    elsewhere = tuple(
+        each.to("meta") if isinstance(each, (torch.Tensor, torch.nn.Module)) else each
+        for each in asked(name, glm_4_5())
+    )
+    assert supported(name, elsewhere) is True and refusal(name, elsewhere) is None
 
 
 @pytest.mark.parametrize("name", backends.NAMES)
@@ -310,6 +315,18 @@ def test_a_verdict_holds_as_long_as_what_it_rests_on(
     choice = backends.Choice("native", native="because")
     monkeypatch.setitem(backends.CHOICES, "paged_attention", choice)
     assert not K.paged_attention_supported(impl, query, step)
+
+
+def test_nothing_is_kept_while_dynamo_traces(
+    paged: tuple[Any, torch.Tensor, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impl, query, step = paged
+    del vars(impl)[paged_attention._KEPT]
+    told: list[bool] = []
+    monkeypatch.setattr(backends, "TOLD", lambda: told.append(True) or True)
+    monkeypatch.setattr(paged_attention, "is_dynamo_compiling", lambda: True)
+    assert K.paged_attention_supported(impl, query, step)
+    assert told == [True] and paged_attention._KEPT not in vars(impl)
 
 
 def test_a_step_is_asked_each_time(paged: tuple[Any, torch.Tensor, Any]) -> None:

@@ -44,7 +44,10 @@ def test_a_process_that_stays_native_says_so_everywhere(environment: Callable[..
 
 @pytest.mark.usefixtures("torch_backend")
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-@pytest.mark.parametrize("kind", [torch.nn.Identity, lambda: torch.jit.script(torch.nn.Linear(8, 8))])
+@pytest.mark.parametrize(
+    "kind",
+    [torch.nn.Identity, lambda: torch.nn.LayerNorm(8), lambda: torch.jit.script(torch.nn.Linear(8, 8))],
+)
 def test_other_models_are_no_error(kind: Callable[[], torch.nn.Module]) -> None:
     assert K.explain(torch.nn.TransformerEncoderLayer(8, 2, 8)) == []
     odd = torch.nn.Module()

@@ -40,6 +40,11 @@ def test_environment_turns_off(name: str, word: str) -> None:
     assert [s for s, on in values.items() if not on] == [switches.SPELLINGS[name]]
 
 
+@pytest.mark.parametrize("word", ["1", "true", "On", " yes ", ""])
+def test_environment_turns_on(word: str) -> None:
+    assert switches.from_environment({"USE_PTO_GATE": word}) == switches.from_environment({})
+
+
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
@@ -75,6 +80,7 @@ def test_misuse_raises(package: ModuleType) -> None:
             package.USE_PTO_GATE = value  # type: ignore[attr-defined]
     package.anything_else = 3  # type: ignore[attr-defined]
     del package.anything_else
+    assert not hasattr(package, "anything_else")
 
 
 def test_a_flip_after_a_compilation_warns(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

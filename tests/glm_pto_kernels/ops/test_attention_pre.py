@@ -171,7 +171,13 @@ CHANGES: dict[str, tuple[Callable[[DecoderLayer], None], str]] = {
     "other_head_norm": (put("self_attn.k_norm", RMSNorm(32)), "norms"),
     "no_input_norm": (put("input_layernorm", ...), "norms"),
     "other_epsilon": (put("self_attn.q_norm.variance_epsilon", 1e-6), "epsilon"),
+    "no_head_size": (put("self_attn.head_dim", None), "no q_size, kv_size and head_dim"),
+    "heads_of_one": (put("self_attn.head_dim", 1), "no q_size, kv_size and head_dim"),
     "no_rotary": (put("self_attn.rotary_emb", ...), "rotary"),
+    "rotary_cache_of_other_rank": (
+        put("self_attn.rotary_emb.cos_sin_cache", torch.zeros(512, 2, 16)),
+        "has no cos_sin_cache",
+    ),
     "interleaved_rotary": (put("self_attn.rotary_emb.is_neox_style", False), "halves"),
     "unknown_sizes": (put("self_attn.kv_size", None), "kv_size"),
     "other_sizes": (put("self_attn.kv_size", 128), "q_size"),
@@ -217,6 +223,16 @@ def test_refuses(name: str, taken: list[str], monkeypatch: pytest.MonkeyPatch) -
     assert taken == ["kernel"] + ["own steps"] * (name not in ASKED_IN_EACH_STEP)
     monkeypatch.setattr(op, "is_dynamo_compiling", lambda: True)
     assert K.attention_pre_supported(*call) is False
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_a_bias_that_was_not_loaded_counts_after_a_residual_only() -> None:
+    layer = DecoderLayer(SMALL)
+    positions, hidden, _ = inputs(SMALL, 2)
+    for norm in (layer.self_attn.k_norm, layer.input_layernorm):
+        norm.bias, norm.bias_loaded = frozen(torch.zeros(3).bfloat16()), False
+        reason = K.attention_pre_refusal(layer, layer.self_attn, positions, hidden)
+        assert reason == (None if norm is layer.self_attn.k_norm else "the norms' biases do not fit")
 
 
 @pytest.mark.usefixtures("torch_backend")
@@ -267,10 +283,14 @@ def test_fault_16_4_5v_positions_and_other_dtypes_are_refused(taken: list[str]) 
     attention = layer.self_attn
     assert K.attention_pre_supported(layer, attention, positions.expand(3, 2), hidden) is False
     assert "mrope" in (K.attention_pre_refusal(layer, attention, positions.expand(3, 2), hidden) or "")
-    for other in (hidden.half(), hidden.unsqueeze(0)):
-        assert "bf16 matrix" in (K.attention_pre_refusal(layer, attention, positions, other) or "")
+    for other, why in (
+        (hidden.half(), "bf16 matrix"),
+        (hidden.unsqueeze(0), "bf16 matrix"),
+        (hidden[:, 1:], "qkv weight is not [hidden"),
+    ):
+        assert why in (K.attention_pre_refusal(layer, attention, positions, other) or "")
         K.attention_pre(other, None, layer, attention, positions)
-    assert taken == ["own steps"] * 2
+    assert taken == ["own steps"] * 3
     assert K.attention_pre_supported(layer, attention, None, hidden) is False
 
 

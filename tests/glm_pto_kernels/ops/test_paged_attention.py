@@ -232,6 +232,10 @@ def test_refuses(name: str) -> None:
         torch.zeros(2, 12, 128).bfloat16(),
         metadata([3, 4]),
     )
+    if value is True:
+        setattr(impl, attribute, False)
+        assert K.paged_attention_supported(impl, query, step)
+        impl = AscendAttentionBackendImpl(glm_4_5())
     setattr(impl, attribute, value)
     assert K.paged_attention_supported(impl, query, step) is False
     assert why in (K.paged_attention_refusal(impl, query, step) or "")
@@ -257,7 +261,9 @@ def test_refuses_variants_and_unknown_objects() -> None:
     for unknown in (None, object(), SimpleNamespace(causal=False), SimpleNamespace(seq_lens=None)):
         assert K.paged_attention_supported(impl, query, unknown) is False
     for other in (None, query.float(), query.flatten(1)):
-        assert K.paged_attention_supported(AscendAttentionBackendImpl(glm_4_5()), other, step) is False
+        fresh = AscendAttentionBackendImpl(glm_4_5())
+        assert K.paged_attention_supported(fresh, other, step) is False
+        assert "not bf16 [tokens, heads, dim]" in (K.paged_attention_refusal(fresh, other, step) or "")
     for unknown in (None, 3, object(), int, {}):
         assert K.paged_attention_supported(unknown, query, step) is False
 
@@ -298,6 +304,17 @@ def test_capturing_is_read_from_vllms_forward_context(monkeypatch: pytest.Monkey
     assert notice.capturing() is False
     module._forward_context = SimpleNamespace(capturing=True)  # type: ignore[attr-defined]
     assert notice.capturing() is True
+
+
+@pytest.mark.parametrize(("length", "read"), [(0, False), (1, True)])
+def test_compare_reads_every_row_that_has_a_token(length: int, read: bool) -> None:
+    impl, step = AscendAttentionBackendImpl(glm_4_5()), metadata([3, length])
+    query = torch.randn(2, 12, 128).bfloat16()
+    inputs = (query, impl.key_cache, impl.value_cache, step.block_tables, step.seq_lens)
+    output = op.reference(*inputs, 0.1)
+    output[1] = 9.0
+    difference, allowed = op._compare(*inputs, output, 0.1)
+    assert (difference > allowed) is read
 
 
 @pytest.mark.usefixtures("torch_backend")

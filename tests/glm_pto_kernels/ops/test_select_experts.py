@@ -114,6 +114,14 @@ def test_fault_12_foreign_models_stay_native(changes: dict[str, Any], why: str) 
 
 
 @pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize(("top_k", "fits"), [(0, False), (1, True), (8, True), (9, False)])
+def test_as_many_experts_as_there_are_can_be_chosen(top_k: int, fits: bool) -> None:
+    call = (torch.zeros(2, 8), top_k, True, 1, 1, torch.zeros(8), "sigmoid")
+    assert K.select_experts_supported(*call) is fits
+    assert (K.select_experts_refusal(*call) is None) is fits
+
+
+@pytest.mark.usefixtures("torch_backend")
 def test_a_bias_of_other_size_raises_as_the_native_formula_does() -> None:
     logits, bias = torch.zeros(4, 160), torch.zeros(128)
     for call in (lambda: logits.sigmoid() + bias, lambda: K.select_experts(logits, 8, True, 1, 1, bias)):
@@ -150,6 +158,9 @@ def test_groups_of_the_reference_follow_the_formula() -> None:
         allowed = [e for e in range(16) if e // 4 in groups]
         assert chosen.tolist() == sorted(allowed, key=lambda e: -choice[e].item())[:4]
     assert weights.dtype == torch.float64
+    alone = op.reference(logits, 4, True, None, None, bias)
+    for groups in ((None, 4), (2, None), (4, 4)):
+        assert torch.equal(op.reference(logits, 4, True, *groups, bias)[1], alone[1])
 
 
 @pytest.mark.usefixtures("torch_backend")

@@ -36,6 +36,34 @@ def test_fp64_is_the_references():
         assert backends.resolve(on_gpu=True, double=True) == "torch"
 
 
+@pytest.mark.parametrize(
+    ("nvidia", "there", "taken"), [(True, True, "triton"), (False, True, "torch"), (True, False, "torch")]
+)
+def test_automatic_choice_on_a_gpu_needs_nvidias_and_triton(monkeypatch, nvidia, there, taken):
+    monkeypatch.setattr(backends, "nvidia", lambda: nvidia)
+    monkeypatch.setattr(backends, "installed", lambda module: there)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with wallx.using("auto"):
+        assert backends.resolve(on_gpu=True) == taken
+        assert backends.resolve(on_gpu=False) == "torch"
+    if there:
+        with wallx.using("triton"):
+            assert backends.resolve(on_gpu=True) == "triton"
+
+
+@pytest.mark.parametrize(("meanwhile", "kept"), [(False, 1), (True, 0)])
+def test_a_plan_is_not_kept_where_another_thread_has_chosen_meanwhile(monkeypatch, meanwhile, kept):
+    def taken():
+        return "result"
+
+    answers = iter((taken, lambda: "plan", None if meanwhile else taken))
+    monkeypatch.setattr(backends, "implementation", lambda *_: next(answers))
+    backends.PLANS.clear()
+    assert backends.run("permute", ("numbers",), (X,)) == "result"
+    assert len(backends.PLANS) == kept
+    backends.PLANS.clear()
+
+
 def test_unknown_names_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="expected one of auto, triton"):
         wallx.use("cuda")
@@ -87,6 +115,35 @@ def test_the_extension_is_called_as_it_expects(monkeypatch):
             q_out.copy_(q + 1)
             k_out.copy_(k + 2)
 
+        @staticmethod
+        def rope_bwd(grad_q, grad_k, q, k, cos, sin, q_out, k_out, sections):
+            assert grad_q.is_contiguous() and q_out is not grad_q
+            q_out.fill_(8)
+            k_out.fill_(9)
+
+        @staticmethod
+        def unpermute(y, row_id_map, weights, tokens, top_k):
+            assert (tokens, top_k, weights.dtype) == (1, 2, torch.float32)
+            return "weighted" if weights.numel() else "plain sum"
+
+        @staticmethod
+        def unpermute_bwd(grad, y, row_id_map, weights):
+            assert weights.dtype == torch.float32 and weights.all()
+            return tuple(weights.shape)
+
+        @staticmethod
+        def rope_index(ids, images, videos, seconds, mask, *numbers):
+            assert images.tolist() == [[1, 2, 2]] and videos is seconds is mask is None
+            return numbers[:3], numbers[3:]
+
+        @staticmethod
+        def rot_pos_emb(inv_freq, grid_thw, merge):
+            return inv_freq.dtype, merge
+
+        @staticmethod
+        def get_window_index(grid_thw, merge, window, patch, unit):
+            return grid_thw.dtype, (merge, window, unit)
+
     monkeypatch.setitem(sys.modules, "wallx_csrc", Extension)
     monkeypatch.setattr(backends, "resolve", lambda on_gpu, double: "wallx_csrc")
     backends.use(None)
@@ -97,6 +154,20 @@ def test_the_extension_is_called_as_it_expects(monkeypatch):
     q, table = torch.zeros(1, 1, 2, 2), torch.zeros(3, 1, 2, 2)
     csrc.rope(q, q.clone(), table, table, q, q.clone(), [2, 0, 0])
     assert torch.equal(q, torch.ones_like(q))
+    k = torch.zeros_like(q)
+    csrc.rope(q, k, table, table, q, k, [2, 0, 0])
+    assert torch.equal(k, torch.full_like(k, 2))
+    csrc.rope_bwd(q, k, q, k, table, table, q, k, [2, 0, 0])
+    assert (q == 8).all() and (k == 9).all()
+    assert csrc.unpermute(X, torch.zeros(2, dtype=torch.int32), None, 1, 2) == "plain sum"
+    assert csrc.unpermute(X, torch.zeros(2, dtype=torch.int32), X[:1].double(), 1, 2) == "weighted"
+    assert csrc.unpermute_bwd(X, X, torch.zeros(2, dtype=torch.int32), None) == (2, 1)
+    ids, grid = torch.zeros(1, 3, dtype=torch.long), torch.tensor([[1, 2, 2]])
+    assert csrc.rope_index(ids, grid, None, None, None, 2, 7, 8, 9, 4) == ((2, 7, 8), (9, 4))
+    assert csrc.rot_pos_emb(torch.ones(4).double(), grid, 2) == (torch.float32, 2)
+    assert csrc.get_window_index(grid, 2, 4, 14, 4) == (torch.int32, (2, 4, 4))
+    with pytest.raises(ValueError, match="no repeated bands"):
+        wallx.apply_rope(q, k, table, table, [1, 0, 0], bands="repeated")
     with pytest.raises(ValueError, match="cannot mask"):
         wallx.permute(X, torch.zeros(2, 1, dtype=torch.int32), 0, [], 2, mask_negative=True)
 

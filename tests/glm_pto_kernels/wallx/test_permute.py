@@ -290,6 +290,11 @@ def test_gradients_of_first_and_second_order():
         assert gradcheck(lambda y: wallx.unpermute(y, row_map, None, 5, 2), (y,))  # noqa: B023
         grad = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
         assert gradcheck(lambda g, y, p: wallx.unpermute_bwd(g, y, row_map, p), (grad, y, prob))  # noqa: B023
+    _, row_map, _ = permute(x.detach(), ids[:, :1], 4, mask_negative=True)
+    y = torch.randn(4, 3, dtype=torch.double, requires_grad=True)
+    for weight in (None, prob[:, :1]):  # with one expert a token the weights are not used
+        assert gradcheck(lambda g: wallx.unpermute_bwd(g, y, row_map, weight)[0], (grad,))  # noqa: B023
+        assert gradgradcheck(lambda y: wallx.unpermute(y, row_map, weight, 5, 1), (y,))  # noqa: B023
 
 
 def test_registered_operators_pass_torchs_checks():
@@ -369,8 +374,13 @@ def test_exported_for_any_number_of_tokens(strict):
         ({"indices": torch.zeros(4, 2)}, TypeError, "int32 or int64"),
         ({"indices": torch.zeros(4, 2, dtype=torch.int16)}, TypeError, "int32 or int64"),
         ({"max_expanded_token_num": 7}, ValueError, "max_expanded_token_num is 7"),
+        ({"num_out_tokens": 1.5}, TypeError, "num_out_tokens must be an integer"),
+        ({"max_expanded_token_num": 8.5}, TypeError, "max_expanded_token_num must be an integer"),
     ],
-    ids=["rank", "tokens", "integers", "float_ids", "int16_ids", "max_expanded"],
+    ids=[
+        *("rank", "tokens", "integers", "float_ids", "int16_ids", "max_expanded"),
+        *("half_a_row", "half_a_slot"),
+    ],
 )
 def test_permute_refuses(change, error, says):
     arguments = {
@@ -386,6 +396,11 @@ def test_permute_refuses(change, error, says):
 
 def test_unpermute_refuses():
     y, row_map = torch.zeros(8, 4), torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"expected rows \[N, H\], found \[8, 4, 1\]"):
+        wallx.unpermute(y[..., None], row_map, None, 4, 2)
+    for numbers in ((4.5, 2), (4, 2.5)):
+        with pytest.raises(TypeError, match="must be an integer"):
+            wallx.unpermute(y, row_map, None, *numbers)
     with pytest.raises(ValueError, match=r"row_id_map must be \[K\*T\]"):
         wallx.unpermute(y, row_map, None, 3, 2)
     with pytest.raises(TypeError, match="row_id_map must be int32"):

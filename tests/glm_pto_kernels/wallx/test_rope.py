@@ -243,6 +243,15 @@ def test_refuses(change, error, says):
         wallx.rope(*arguments.values())
 
 
+@pytest.mark.parametrize("wrong", ["q", "k"])
+def test_gradients_of_other_shapes_than_q_and_k_are_refused(wrong):
+    q, k = torch.zeros(2, 3, 5, 8), torch.zeros(2, 1, 5, 8)
+    given = {"q": q, "k": k, wrong: torch.zeros(2, 2, 5, 8)}
+    table = torch.zeros(3, 2, 5, 8)
+    with pytest.raises(ValueError, match="do not have the shapes of q, k"):
+        wallx.rope_bwd(q, k, given["q"], given["k"], table, table, q.clone(), k.clone(), [2, 3, 3])
+
+
 def test_refuses_odd_heads():
     q, table = torch.zeros(1, 1, 2, 5), torch.zeros(3, 1, 2, 5)
     with pytest.raises(ValueError, match="must be even"):

@@ -64,5 +64,7 @@ def test_nothing_to_order(place, grids):
 def test_refuses():
     with pytest.raises(ValueError, match="vit_merger_window_size must be positive"):
         get_window_index(torch.tensor([[1, 2, 2]]), 2, 0, 14, 4)
+    with pytest.raises(ValueError, match="spatial_merge_size must be"):
+        get_window_index(torch.tensor([[1, 2, 2]]), 0, 2, 14, 4)
     with pytest.raises(ValueError, match=r"grid_thw must be integers \[N, 3\]"):
         get_window_index(torch.tensor([1, 2, 2]), 2, 2, 14, 4)
