@@ -348,6 +348,19 @@ def test_else_if_that_became_elif_is_taken_out_too():
     assert strip(collapsed.encode()).decode() == before
 
 
+def test_the_digest_of_this_version_never_changes():
+    """Guards that stand in installed trees carry it: another one would have them all taken for edited."""
+    lines = guard.render(
+        "gate", "  ", " ", "K.A and K.f(self, y=1)", "x, y = K.f(x, *z, k='t')\nreturn x[0].y", "\r\n"
+    )
+    assert lines == [
+        "  if K.A and K.f(self, y=1):  # glm-pto: gate 1 c86da4b1\r\n",
+        "   x, y = K.f(x, *z, k='t')\r\n",
+        "   return x[0].y\r\n",
+        "  else:\r\n",
+    ]
+
+
 def test_a_marker_inside_a_string_is_no_guard():
     text = 'text = """\nif x:  # glm-pto: gate 1 01234567\n"""\n'
     assert guard.find(source.read("m", text.encode())) == []
@@ -357,6 +370,7 @@ def test_a_commented_out_guard_is_no_guard():
     before = BEFORE.replace(
         "        return out\n", "        # if x:  # glm-pto: gate 1 01234567\n        return out\n"
     )
+    assert guard.find(source.read("m", before.encode())) == []
     assert strip(wrap(before.encode())).decode() == before
 
 
@@ -380,3 +394,20 @@ def test_two_sites_in_any_order_give_the_same_bytes():
     assert one.data == add(add(file, "shared_expert"), "gate").data
     assert edit.strip(one, {"gate"}).data == add(file, "shared_expert").data
     assert edit.strip(edit.strip(one, {"shared_expert"}), {"gate"}).data == file.data
+
+
+STRAY = {
+    "on_a_decorator": "@wraps{mark}\ndef f():\n    pass\n",
+    "on_an_else": "if x:\n    y = 1\nelse:{mark}\n    y = 2\n",
+    "before_a_string": "x = f(1,{mark}\n      '''two\nlines''')\n",
+    "after_a_string": "x = f('''two\nlines''',{mark}\n      1)\n",
+    "on_a_case": "match x:\n    case 1:{mark}\n        pass\n",
+}
+
+
+@pytest.mark.parametrize("text", STRAY.values(), ids=STRAY)
+def test_a_marker_on_anything_but_our_if_is_a_fault(text):
+    """A guard of ours was taken apart there: `revert` must not say that nothing is left."""
+    (found,) = guard.find(source.read("m", text.format(mark="  # glm-pto: gate 1 0123abcd").encode()))
+    assert (found.site, found.orelse) == ("gate", ())
+    assert "no longer stands on the `if`" in found.fault

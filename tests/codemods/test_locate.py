@@ -74,6 +74,9 @@ UNBOUND = {
         "try:\n import a\nexcept E:\n a = 1\nclass A:\n def run(s):\n  x = f(1)\n",
         set(),
     ),
+    "imported_as": ("from m import b as a\nclass A:\n def run(s):\n  x = f(1)\n", set()),
+    "imported_with_a_submodule": ("import a.b\nclass A:\n def run(s):\n  x = f(1)\n", set()),
+    "imported_under_another_name": ("import a as b\nclass A:\n def run(s):\n  x = f(1)\n", {"a"}),
     "nowhere": ("class A:\n def run(s):\n  x = f(1)\n", {"a"}),
 }
 
@@ -85,9 +88,10 @@ def test_unbound_names_of_the_guard(text, names):
 
 
 def test_unset_names_that_later_code_reads():
-    text = "class A:\n def run(s):\n  x, y = f(1)\n  return x\n"
-    (match,) = locate.matches(read(text), form(site="$x, $y = f(1)"))
+    text = "class A:\n def run(s):\n  x, y = f(z)\n  return x, z\n"
+    (match,) = locate.matches(read(text), form(site="$x, $y = f(z)"))
     assert locate.unset(match, "y = 1") == {"x"}
+    assert locate.unset(match, "y = x") == {"x"}, "what is only read is not bound"
     assert locate.unset(match, "x = 1") == set()
     assert locate.unset(match, "return 1") == set()
 

@@ -62,6 +62,30 @@ def test_hazard_11_what_a_dead_owner_left_goes_with_the_next_command(tree: Path)
     assert not (tree / ".glm-pto").exists()
 
 
+HERE = os.uname().nodename
+OWNERS = {
+    "signed": (f"123 {HERE}\n", "process 123"),
+    "elsewhere": ("123 node-7\n", "process 123 on 'node-7'"),
+    "without_a_host": ("123", "process 123"),
+    "not_signed_yet": ("", "another process"),
+    "no_number": (f"x {HERE}\n", "another process"),
+    "hostile": ("123 \x1b[2J\n", r"process 123 on '\x1b[2J'"),
+}
+
+
+@pytest.mark.parametrize(("text", "name"), OWNERS.values(), ids=OWNERS)
+def test_the_owner_is_named_as_far_as_the_lock_tells(tree: Path, text: str, name: str) -> None:
+    (tree / ".glm-pto").mkdir()
+    (tree / ".glm-pto/lock").write_text(text)
+    with disk.Folders(tree) as folders:
+        assert lock.owner(folders.open(tree / ".glm-pto")) == name
+
+
+def test_an_owner_whose_lock_is_gone_is_somebody(tree: Path) -> None:
+    with disk.Folders(tree) as folders:
+        assert lock.owner(folders.open(tree)) == "another process"
+
+
 def test_hazard_11_many_processes_at_once(place: Path) -> None:
     compete(Bench(place, apply), processes=16, rounds=6, seed=1)
 

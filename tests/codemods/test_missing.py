@@ -55,6 +55,11 @@ def test_shows_the_first_differences_only(many: int) -> None:
     assert found.difference.count(" is ") == 3 and found.difference.endswith("...")
 
 
+def test_cuts_a_long_difference() -> None:
+    found = near(method(f"x = {'a' * 80}"), form("x = b"))
+    assert found.difference == f"`b` is `{'a' * 57}...` here"
+
+
 def test_is_silent_where_the_function_is_not_there() -> None:
     assert missing.nearest(source.read("a.py", b"class A: pass\n"), [form("x = f(1)")]) is None
 

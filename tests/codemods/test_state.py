@@ -66,6 +66,23 @@ def test_a_survey_of_another_kind_is_none() -> None:
     assert state.decode(seal.dump("state", 1, BODY | {"survey": [7]})).survey == {}
 
 
+MARKED = "if ready:  # glm-pto: gate 1 0123abcd\n    x = 2\nelse:\n    x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sites"),
+    [
+        (MARKED + MARKED.replace("gate", "shared_expert") + MARKED, ("gate", "shared_expert")),
+        (f"doc = '''\n{MARKED}'''\n", ()),
+        (MARKED + "no python is this\n", ("gate",)),
+        ("x = 1\n", ()),
+    ],
+    ids=["guards", "in_a_string", "cannot_be_parsed", "none"],
+)
+def test_the_sites_whose_guards_stand_in_a_file(text: str, sites: tuple[str, ...]) -> None:
+    assert state.standing(text.encode()) == sites
+
+
 def commit(previous: Record | None, before: bytes | None, after: bytes | None, version: str) -> Record:
     change = FileChange(Path(FILE), before, after, "vllm")
     return state.merge(previous, [(FILE, 0o640, change)], {"vllm": version}, "0.1.0", {})

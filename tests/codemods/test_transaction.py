@@ -62,6 +62,8 @@ def test_apply_and_revert_give_back_every_byte_mode_and_name(tree: Path) -> None
     assert record.files["vllm/a.py"].mode == 0o640
     assert record.files["vllm/a.py"].sites == ("gate",)
     assert (tree / ".glm-pto/.gitignore").read_text() == "*\n"
+    for ours in (tree / ".glm-pto").iterdir():
+        assert not ours.stat().st_mode & 0o133, "nobody but the owner writes our files, and nobody runs them"
     commit(tree, change(a, NEW, OLD), change(b, NEW, OLD))
     assert snapshot(tree) == before
 
@@ -219,7 +221,19 @@ def test_a_file_that_this_user_may_not_replace_is_refused_before_the_first_write
         file.parent.chmod(0o1777)
         file.chmod(0o666)
     before = snapshot(others)
-    assert as_another_user(lambda: commit(others, change(file))) == faults.REFUSED
+    if sticky:
+        words = (f"{file}: the file belongs to user 0", "sticky folder (mode 1777)", "run as that user")
+    else:
+        words = (f"{others}: the folder is read-only for this user (owner 0, mode 0755); run as its owner",)
+
+    def run() -> None:
+        try:
+            commit(others, change(file))
+        except Refusal as refusal:
+            assert all(word in str(refusal) for word in words), refusal
+            raise
+
+    assert as_another_user(run) == faults.REFUSED
     assert snapshot(others) == before
 
 
