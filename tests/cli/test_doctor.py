@@ -12,6 +12,7 @@ import pytest
 from glm_pto import Options, apply
 from glm_pto.cli import machine, story
 from glm_pto.codemods import recipes
+from glm_pto.codemods.findings import Finding, State, TreeReport
 
 
 @pytest.fixture
@@ -114,6 +115,75 @@ def test_doctor_counts_compiled_graphs_from_before_the_edit(run, tree: Path, tmp
 
 
 @pytest.mark.usefixtures("without_torch")
+def test_doctor_prints_each_topic_once_with_its_facts_and_what_to_do(run, tree: Path) -> None:
+    lines = run("doctor", tree, ASCEND_HOME_PATH="").stdout.splitlines()
+    topics = [line for line in lines[:-1] if not line.startswith(" ")]
+    assert topics == ["python", "packages", "ascend", "backends", "switches", "trees", "caches", "uninstall"]
+    after = lines[next(n for n, line in enumerate(lines) if line.startswith("  before `pip uninstall")) + 1]
+    assert after == "    -> guarded files import glm_pto_kernels; without it vLLM would not start"
+    assert run("doctor", tree, "--quiet").stdout.splitlines() == lines[-1:]
+
+
+def test_what_is_known_of_a_package_is_told() -> None:
+    packages = {"vllm": [None, "/x"], "torch": ["2.1", None], "pypto": [None, None], "triton": ["3", "/t"]}
+    asked: dict[str, object] = {"python": "3.9.1", "executable": "python", "packages": packages}
+    python, _, *rest = machine.versions(asked)
+    assert (python.verdict, "3.10 to 3.13" in python.advice) == ("problem", True)
+    assert [(f.name, f.value, f.verdict) for f in rest] == [
+        ("vllm", "version unknown  /x", "ok"),
+        ("torch", "2.1  (no module found)", "ok"),
+        ("pypto", "not installed", "note"),
+        ("triton", "3  /t", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "pypto", "torch"),
+    [
+        ("", "what it needs is there", "can run"),
+        ("pypto", "cannot run: no pypto", "can run"),
+        ("torch", "cannot run: no torch", "cannot run: no torch"),
+        ("CANN", "cannot run: no CANN (ASCEND_HOME_PATH)", "can run"),
+    ],
+)
+def test_what_the_backends_need(missing: str, pypto: str, torch: str) -> None:
+    packages = {n: [None, None] if n == missing else ["1", "/x"] for n in ("torch", "torch-npu", "pypto")}
+    environment = {} if missing == "CANN" else {"ASCEND_HOME_PATH": "/cann"}
+    kernels, reference = machine.backends(packages, environment)
+    assert (kernels.value, kernels.verdict) == (pypto, "note" if missing else "ok")
+    assert reference.value.startswith(torch)
+
+
+def test_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, value, verdict in (
+        ((), "none", "note"),
+        (("davinci1", "davinci0"), "davinci0, davinci1", "ok"),
+    ):
+        monkeypatch.setattr(Path, "glob", lambda *_, found=found: (Path("/dev", name) for name in found))
+        fact = next(f for f in machine.ascend({}) if f.name == "devices")
+        assert (fact.value, fact.verdict) == (value, verdict)
+
+
+def test_switches_are_told_or_that_there_are_none() -> None:
+    (none,) = machine.switches({"PATH": "/bin"})
+    assert none.value.startswith("none set")
+    told = machine.switches({"GLM_PTO_BACKEND": "torch", "USE_PTO_GATES": "1", "USE_PTO_GATE": "0"})
+    assert [(f.name, f.verdict) for f in told] == [
+        ("GLM_PTO_BACKEND", "ok"),
+        ("USE_PTO_GATE", "ok"),
+        ("USE_PTO_GATES", "problem"),
+    ]
+
+
+def test_a_site_whose_file_is_gone_has_no_time(tmp_path: Path) -> None:
+    (tmp_path / "torch_compile_cache/graph").mkdir(parents=True)
+    gone = Finding("gate", "Class.method", "vllm", State.ABSENT, file="gone.py")
+    tree = TreeReport(tmp_path, {}, (gone,))
+    told = {f.name: f.value for f in machine.caches({"VLLM_CACHE_ROOT": str(tmp_path)}, (tree,))}
+    assert told["torch_compile_cache"].startswith("1 entries, 0 made before")
+
+
+@pytest.mark.usefixtures("without_torch")
 def test_doctor_asks_another_python(run, tree: Path) -> None:
     answer = run("doctor", tree, "--python", sys.executable)
     assert answer.returncode == 0 and sys.version.split()[0] in answer.stdout
@@ -159,6 +229,20 @@ def test_explain_shows_the_nearest_candidate_of_a_moved_site(run, tree: Path) ->
     )
     shown = run("explain", "gate", tree).stdout
     assert "moved: " in shown and "self.gate(x, 1)" in shown
+
+
+def test_explain_tells_what_stands_in_the_way_and_of_the_tree(tmp_path: Path) -> None:
+    recipe = next(r for r in recipes.load() if r.site == "gate")
+    rows = (
+        Finding("gate", "A.b", "vllm", State.MOVED, file="gone.py", line=3, message="it is elsewhere"),
+        Finding("gate", "A.b", "vllm", State.ABSENT),
+    )
+    told = story.explain(recipe, (TreeReport(tmp_path, {}, rows, notes=("rolled back",)),)).paragraphs[-3:]
+    assert told[0] == (f"Of {tmp_path}", ("rolled back",))
+    assert told[1][1][:2] == ("moved: gone.py:3", "it is elsewhere")
+    assert told[2] == (f"In {tmp_path}", ("absent: vllm",))
+    bare = story.explain(recipe, (TreeReport(tmp_path, {}, ()),))
+    assert not any(heading.startswith("Of ") for heading, _ in bare.paragraphs)
 
 
 def test_conditions_come_from_the_layers_source() -> None:

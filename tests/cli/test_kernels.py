@@ -78,6 +78,21 @@ def test_list_refuses_a_checkout_that_changed(run: Callable, tmp_path: Path) -> 
     assert answer.returncode == 3 and "changed" in answer.stderr and "import it again" in answer.stderr
 
 
+def test_a_damaged_record_is_refused_by_name(run: Callable, configuration: Path) -> None:
+    configuration.parent.mkdir(parents=True)
+    for text in ("not json", '{"format": 2}'):
+        configuration.write_text(text)
+        answer = run("kernels", "list")
+        assert answer.returncode == 3 and f"glm-pto kernels list: {configuration}: " in answer.stderr
+    assert run("kernels", "remove").returncode == 0 and not configuration.exists()
+
+
+def test_a_configuration_without_a_home_is_refused(run: Callable) -> None:
+    for command in ("list", "remove"):
+        answer = run("kernels", command, XDG_CONFIG_HOME="~nobody-has-this-name")
+        assert answer.returncode == 3 and "~nobody-has-this-name" in answer.stderr
+
+
 def test_torch_is_not_imported(process: Callable, tmp_path: Path) -> None:
     upstream_tree.write(tmp_path)
     script = (

@@ -9,12 +9,16 @@ import shutil
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.style import Style
 
-from glm_pto.cli import COMMANDS, demo
+import glm_pto
+from glm_pto.cli import COMMANDS, demo, proof, rehearsal, text
 from glm_pto.codemods import verify
+from glm_pto.codemods.findings import Action, Finding, State, TreeReport
 from tests.cli.schema import faults
 
 LAST = re.compile(r"^glm-pto [a-z]+: exit=\d( [a-z_]+=\S+)*$")
@@ -122,6 +126,13 @@ def test_when_a_place_is_reached_is_not_said_as_the_reason_why_it_is_not(run, tr
     said = " ".join((answer.stdout + answer.stderr).split())
     assert "is reached with vllm-ascend beside vllm" in said
     assert "decode step does not run through it: with" not in said and "step here: with" not in said
+
+
+def test_apply_refuses_what_is_not_reached_only_where_that_is_required(run, tree: Path) -> None:
+    shutil.rmtree(tree / "vllm_ascend")
+    refused = run("apply", tree, "--require", "reached")
+    assert refused.returncode == 3 and refused.stdout.endswith("exit=3 action=refused problems=1\n")
+    assert run("apply", tree).returncode == 0
 
 
 def test_what_the_release_has_not_need_not_be_reached(run, tree: Path) -> None:
@@ -298,6 +309,19 @@ def test_verify_says_what_to_do_without_a_layer_or_with_an_edited_guard(run, tre
     assert "install glm-pto where it runs, or apply with --install-kernels" in run("verify", tree).stdout
 
 
+def test_the_document_of_verify_says_what_is_refuted(run, tree: Path) -> None:
+    run("apply", tree, "--site", "gate")
+    sound = json.loads(run("verify", tree, "--json").stdout)
+    assert (sound["proved"], {c["site"] for c in sound["checks"]}, sound["trials"]) == (True, {"gate"}, [])
+    model = tree / "vllm/model_executor/models/glm4_moe.py"
+    model.write_text(model.read_text().replace("gate(self.gate, hidden_states)\n", "gate(self.gate, None)\n"))
+    answer = run("verify", tree, "--json")
+    told = json.loads(answer.stdout)
+    refuted = [c for c in told["checks"] if c["ok"] is False]
+    assert answer.returncode == 3 and not told["proved"] and refuted
+    assert {(c["root"], c["file"]) for c in refuted} == {(str(tree), str(model.relative_to(tree)))}
+
+
 def test_what_must_be_restarted_is_what_was_changed(run, tree: Path, tmp_path: Path) -> None:
     assert "restart vLLM to load it" in run("apply", tree, "--install-kernels").stdout
     backend = tmp_path / "wall-x/wall_x/fusions/backend.py"
@@ -337,6 +361,97 @@ def test_a_diff_of_several_trees_says_which_file_is_whose(run, terminal, tree: P
     shown = terminal("diff", tree, other, "--no-pager", "--color", "never").splitlines()
     assert str(tree) in shown and str(other) in shown
     assert str(tree) not in run("diff", tree, "--stat").stdout
+    one = run("diff", tree, "--site", "paged_attention", "--stat").stdout.splitlines()
+    assert len(one) == 2 and one[1].startswith(" 1 file, ")
+
+
+def test_what_diff_did_before_is_said_beside_the_patch_and_not_in_a_document(
+    run, tree: Path, monkeypatch
+) -> None:
+    plain = glm_pto.diff
+    monkeypatch.setattr(glm_pto, "diff", lambda *a, **k: replace(plain(*a, **k), notes=("rolled back",)))
+    assert run("diff", tree).stderr == "glm-pto diff: rolled back\n"
+    assert run("diff", tree, "--json").stderr == ""
+
+
+def place(site: str, state: State, **told) -> Finding:
+    return Finding(site, "Class.method", "vllm", state, **told)
+
+
+@pytest.mark.parametrize(
+    ("found", "reached", "where"),
+    [
+        (
+            place("gate", State.APPLIED, file="a.py", line=3, reached=True, reached_when="with it"),
+            "yes",
+            "a.py:3",
+        ),
+        (place("gate", State.APPLIED, file="a.py", reached=False, reached_when="with it"), "no*", "a.py"),
+        (place("gate", State.APPLIED, file="a.py", reached=False), "no", "a.py"),
+        (place("gate", State.MOVED, reached_when="with it"), "?*", "vllm"),
+        (place("gate", State.ABSENT, reached=True, reached_when="with it"), "-", "vllm"),
+    ],
+    ids=["reached", "in_other_settings", "never", "unknown", "absent"],
+)
+def test_a_star_refers_to_a_remark(found: Finding, reached: str, where: str) -> None:
+    assert text.row(found) == ("gate", found.state.value, reached, where)
+
+
+def test_a_check_asks_what_it_was_asked_for(tmp_path: Path) -> None:
+    applied = TreeReport(tmp_path, {}, (place("gate", State.APPLIED, reached=False),))
+    open_ = TreeReport(tmp_path, {}, (place("gate", State.APPLICABLE, reached=True),))
+    both = (applied, open_)
+    asked = [text.shortfall(both, *which) for which in ((True, False), (False, True), (False, False))]
+    assert asked == ["The check fails: applicable (gate).", "The check fails: not reached (gate).", ""]
+
+
+def test_a_site_that_was_guarded_elsewhere_was_not_left_out(tmp_path: Path) -> None:
+    rows = [place("gate", State.REINSTALLED), place("gate", State.APPLICABLE)]
+    assert text.left_out([TreeReport(tmp_path, {}, tuple(rows))]) == ""
+    rows.append(place("shared_expert", State.APPLICABLE))
+    assert "upgrade: shared_expert; `--skip shared_expert`" in text.left_out(
+        [TreeReport(tmp_path, {}, tuple(rows))]
+    )
+
+
+def checks(*found: tuple[str, bool | None, str]) -> list[verify.Check]:
+    return [verify.Check(Path(), "gate", "a.py", 3, name, ok, detail) for name, ok, detail in found]
+
+
+def test_verify_says_how_much_was_proved_and_what_was_not() -> None:
+    fine = checks(("bytes", True, "told"), ("names", True, ""))
+    assert proof.summary(fine).startswith("1 guard, 2 checks, none refuted: ")
+    assert proof.summary(fine).endswith("leaves the original program.")
+    open_ = [*fine, *checks(("layer", None, "why")), replace(fine[0], line=9)]
+    assert proof.summary(open_).startswith("2 guards, 4 checks, none")
+    assert proof.summary(open_).endswith(" 1 could not be decided here, see above.")
+    assert "1 refuted; `glm-pto explain SITE ./t`" in proof.summary(checks(("bytes", False, "")), " ./t")
+    assert proof.remarks(open_, verbose=False) == ["gate: layer: why"]
+    assert proof.remarks(open_, verbose=True) == ["gate: bytes: told", "gate: layer: why"]
+    assert proof.table(open_)[1] == [
+        ("gate", "proved", "ok", "ok", "?", "a.py:3"),
+        ("gate", "proved", "ok", "-", "-", "a.py:9"),
+    ]
+
+
+def test_a_trial_has_its_numbers_or_why_it_was_not_run() -> None:
+    ran = rehearsal.Trial(Path(), "gate", "a.py", 3, True, calls=1, on=0.25, allowed=0.5)
+    wrong = [replace(ran, off=0.1), replace(ran, on=0.6), replace(ran, calls=2), replace(ran, calls=0)]
+    assert ran.good and not any(one.good for one in wrong)
+    rows = proof.trials(
+        [replace(ran, ran=False, detail="no layer", line=9), replace(ran, line=5, on=0.6), ran]
+    )[1]
+    assert rows == [
+        ("gate", "agrees", "0", "0.25", "0.5", "1", "a.py:3"),
+        ("gate", "differs", "0", "0.6", "0.5", "1", "a.py:5"),
+        ("gate", "not run", "-", "-", "-", "-", "no layer"),
+    ]
+
+
+def test_every_colour_is_one() -> None:
+    assert all(Style.parse(colour) for colour in text.COLORS.values())
+    states = {state.value for state in State} | {action.value for action in Action}
+    assert states <= {*text.COLORS}
 
 
 def test_a_table_fits_a_narrow_terminal_where_its_last_column_is_words(terminal, run) -> None:

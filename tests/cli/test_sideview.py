@@ -43,6 +43,14 @@ def test_numbers_are_those_of_the_files(tree: Path) -> None:
             assert lines[row.left_number - 1] == row.left
 
 
+@pytest.mark.parametrize(("width", "gone"), [(60, "4 - return y"), (220, "4 return y")])
+def test_a_line_that_is_gone_has_its_number_in_the_old_file(width: int, gone: str) -> None:
+    patch = file_diff("f.py", BEFORE, BEFORE.replace(b"    return y\n", b"")).patch
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(sideview.SideView("root", (("f.py", patch),)))
+    assert gone in [" ".join(line.split()) for line in out.getvalue().splitlines()]
+
+
 @pytest.mark.parametrize("width", [60, sideview.NARROW - 1, sideview.NARROW, 220])
 def test_every_line_is_drawn_at_any_width(tree: Path, width: int) -> None:
     ((root, files),) = diff([tree]).trees
