@@ -80,11 +80,24 @@ def test_list_refuses_a_checkout_that_changed(run: Callable, tmp_path: Path) -> 
 
 def test_a_damaged_record_is_refused_by_name(run: Callable, configuration: Path) -> None:
     configuration.parent.mkdir(parents=True)
-    for text in ("not json", '{"format": 2}'):
+    for text, why in (
+        ("not json", "not a record of kernels (JSON"),
+        ('{"format": 2}', "a record of format 2"),
+    ):
         configuration.write_text(text)
         answer = run("kernels", "list")
-        assert answer.returncode == 3 and f"glm-pto kernels list: {configuration}: " in answer.stderr
+        assert answer.returncode == 3
+        assert answer.stderr.startswith(f"glm-pto kernels list: {configuration}: {why}")
     assert run("kernels", "remove").returncode == 0 and not configuration.exists()
+
+
+def test_a_record_that_cannot_be_placed_leaves_nothing(
+    run: Callable, tmp_path: Path, configuration: Path
+) -> None:
+    configuration.mkdir(parents=True)
+    answer = run("kernels", "import", upstream_tree.write(tmp_path))
+    assert answer.returncode == 4 and "Is a directory" in answer.stderr
+    assert list(configuration.parent.iterdir()) == [configuration]
 
 
 def test_a_configuration_without_a_home_is_refused(run: Callable) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import glm_pto
-from glm_pto.codemods import disk, operations, reading, transaction
+from glm_pto.codemods import disk, operations, reading, transaction, verify
 from glm_pto.codemods.findings import FileChange
 
 GATE = Path("vllm/model_executor/models/glm4_moe.py")
@@ -231,6 +231,38 @@ def test_a_wrong_request_ends_with_the_last_line_too(run, words: tuple[str, ...]
     assert "-h`" in answer.stderr
     document = json.loads(run(*words, "--json").stdout)
     assert document["error"]["exit"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("--frob",), "command"),
+        (("frob",), "command"),
+        (("--frob", "status"), "status"),
+        (("status", "--frob"), "status"),
+        (("kernels", "list", "--frob"), "kernels list"),
+    ],
+)
+def test_the_last_line_names_the_command_as_far_as_there_is_one(run, words: tuple[str, ...], command: str):
+    assert run(*words).stdout == f"glm-pto {command}: exit=2 action=usage problems=1\n"
+
+
+@pytest.mark.parametrize("command", ["apply", "revert", "diff", "status", "verify"])
+def test_the_python_that_is_named_is_the_one_that_is_asked(
+    run, tree: Path, monkeypatch, command: str
+) -> None:
+    run("apply", tree)
+    owner, function = (verify, "verify") if command == "verify" else (glm_pto, command)
+    asked: list[Path] = []
+    plain = getattr(owner, function)
+
+    def called(*arguments: Any, python: Path | None = None, **rest: Any) -> Any:
+        asked.append(python)
+        return plain(*arguments, python=python, **rest)
+
+    monkeypatch.setattr(owner, function, called)
+    assert run(command, tree, "--python", sys.executable).returncode == 0
+    assert asked == [Path(sys.executable)]
 
 
 def test_ctrl_c_is_no_difference(run, tree: Path, monkeypatch) -> None:

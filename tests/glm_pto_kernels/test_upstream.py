@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -132,6 +133,31 @@ def test_other_utils_of_this_process_are_left_alone(
     K.ffn_share_expert_quant(stand_ins.SharedExpert(stand_ins.glm_4_5()), torch.randn(2, 5120).bfloat16())
     assert sys.modules["utils"] is others and sys.path == path
     assert "utils.get_format" not in sys.modules and "glm_ffn_common_interface" not in sys.modules
+
+
+def test_an_installed_utils_does_not_hide_the_checkouts(
+    recorded: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A checkout's ``utils`` without ``__init__.py`` would lose to any package of the name."""
+    (tmp_path / "site/utils").mkdir(parents=True)
+    (tmp_path / "site/utils/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    recorded()
+    K.gate(torch.nn.Linear(5120, 160, bias=False), torch.randn(3, 5120).bfloat16())
+    call_of("glm_gate")
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (SimpleNamespace(), "no fields"),
+        (SimpleNamespace(IfaTileShapeConfig=dataclasses.make_dataclass("T", ["g_tile", "s3"])), "g_tile, s3"),
+    ],
+    ids=["none", "others"],
+)
+def test_tiles_of_another_shape_are_refused(module: Any, found: str) -> None:
+    with pytest.raises(backends.BackendError, match=f"IfaTileShapeConfig has {found} where g_tile, s2_tile"):
+        upstream._tiles(module, 12)
 
 
 def test_nothing_recorded_is_said(
