@@ -260,6 +260,7 @@ def git_folder(folder: Path, head: bytes | str = "ref: refs/heads/main\n", packe
         (b"ref: refs/heads/\0", None),
         (b"ref: refs/heads/main\n", COMMIT),
         (COMMIT.encode(), COMMIT),
+        (b"ref: ORIG_HEAD\n", None),
     ],
 )
 def test_a_revision_is_a_commit_from_inside_the_checkout(
@@ -270,6 +271,7 @@ def test_a_revision_is_a_commit_from_inside_the_checkout(
     git_folder(tmp_path / ".git", head)
     (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
     (tmp_path / ".git" / "refs" / "heads" / "main").write_text(f"{COMMIT}\n")
+    (tmp_path / ".git" / "ORIG_HEAD").write_text(f"{OTHER}\n")
     (tmp_path / ".git" / "refs" / "heads" / "linked").symlink_to(tmp_path / "secret")
     assert checkout.inspect(tmp_path).revision == revision
 

@@ -122,9 +122,19 @@ def test_more_than_64_images(place):
 def test_seconds_default_to_one(place):
     videos = torch.tensor([[3, 2, 2]])
     ids = torch.tensor([tokens(1, ("v", 3))])
-    assert torch.equal(
-        run(place, ids, None, None, videos)[0], run(place, ids, None, None, videos, torch.ones(1))[0]
-    )
+    found = run(place, ids, None, None, videos)
+    assert torch.equal(found[0], run(place, ids, None, None, videos, torch.ones(1))[0])
+    reference = expected(ids, torch.ones_like(ids), None, videos, torch.ones(1))
+    assert torch.equal(found[0], reference[0])
+    assert torch.equal(found[1], reference[1])
+
+
+def test_a_single_column_and_a_single_patch(place):
+    images = torch.tensor([[1, 6, 2], [1, 2, 2], [1, 2, 6]])
+    ids = torch.tensor([tokens(1, ("i", 3), ("i", 1), 2, ("i", 3))])
+    found, reference = run(place, ids, None, images), expected(ids, torch.ones_like(ids), images, None, None)
+    assert torch.equal(found[0], reference[0])
+    assert torch.equal(found[1], reference[1])
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
