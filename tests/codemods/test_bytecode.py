@@ -101,10 +101,11 @@ def test_bytecode_of_other_interpreters_goes_and_is_named(module: Path, name: st
     other = cache / name
     other.write_bytes(b"\x03\xf3\r\n" + b"\0" * 12 + b"code")
     (cache / "modules.cpython-27.pyc").write_bytes(b"of a module with a longer name")
+    (cache / "module.cpython-27.txt").write_bytes(b"not compiled")
     (note,) = edit(module, OLD, NEW)
     assert name in note
     assert not other.exists()
-    assert (cache / "modules.cpython-27.pyc").exists()
+    assert (cache / "modules.cpython-27.pyc").exists() and (cache / "module.cpython-27.txt").exists()
 
 
 def test_a_compiled_file_beside_the_source_is_renewed(module: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from glm_pto.codemods import origin, seal, state
+from glm_pto.codemods import operations, origin, seal, state
+from glm_pto.codemods.findings import Options, State
 from glm_pto.codemods.origin import Kind
 from tests.codemods import planted
 from tests.codemods.planted import FILE, MODEL, plant
@@ -70,3 +72,40 @@ def test_a_guard_taken_out_by_hand_is_named(tmp_path: Path, guarded: bytes) -> N
     told = origin.explain(tmp_path, FILE, guarded, two)
     assert told.kind is Kind.PARTLY_REVERTED
     assert "attention_pre" in told.message
+
+
+def notes(root: Path) -> list[str]:
+    (tree,) = operations.status([root], Options(sites=("gate",))).trees
+    return [note for note in tree.notes if "since the last apply" in note]
+
+
+def test_status_tells_of_an_edit_beside_our_lines_and_leaves_one_inside_to_its_row(
+    tmp_path: Path, guarded: bytes
+) -> None:
+    assert notes(tmp_path) == []
+    (tmp_path / FILE).write_bytes(guarded + b"# mine\n")
+    (note,) = notes(tmp_path)
+    assert note.startswith(f"{FILE}: edited since the last apply")
+    (tmp_path / FILE).write_bytes(guarded.replace(b"USE_PTO_GATE", b"USE_PTO_GATE and mine", 1))
+    assert notes(tmp_path) == []
+    (tmp_path / FILE).unlink()
+    (note,) = notes(tmp_path)
+    assert note.startswith(f"{FILE}: is gone since the last apply")
+
+
+def test_only_the_row_of_a_guard_that_was_lost_is_called_reinstalled(tmp_path: Path, guarded: bytes) -> None:
+    (tmp_path / FILE).write_bytes(OLD)
+    report = operations.status([tmp_path], Options(sites=("gate", "shared_expert"))).trees[0]
+    assert [row.site for row in report.findings if row.state is State.REINSTALLED] == ["gate"]
+    other = replace(report.findings[0], file="vllm/other.py", state=State.APPLICABLE)
+    again = origin.annotate(replace(report, findings=(other,), notes=()))
+    assert again.findings == (other,)
+
+
+def test_a_file_of_our_own_is_not_spoken_of(tmp_path: Path, guarded: bytes) -> None:
+    record = state.load(tmp_path).record
+    assert record is not None
+    made = replace(left(tmp_path), made=True)
+    (tmp_path / ".glm-pto/state.json").write_bytes(state.encode(replace(record, files={FILE: made})))
+    (tmp_path / FILE).write_bytes(guarded + b"# mine\n")
+    assert notes(tmp_path) == []

@@ -122,6 +122,19 @@ def test_refuses_a_tree_inside_of_a_package_cache(tmp_path: Path, where: str) ->
     assert file.read_bytes() == OLD
 
 
+def test_a_link_that_stays_in_the_cache_the_tree_lies_in_is_followed(tmp_path: Path) -> None:
+    """A build folder under ~/.cache: tree and target are both somebody's own work there."""
+    (tmp_path / "CACHEDIR.TAG").touch()
+    real = tmp_path / "sources/a.py"
+    real.parent.mkdir()
+    real.write_bytes(OLD)
+    link = tmp_path / "tree/vllm/a.py"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(real)
+    commit(tmp_path / "tree", change(link))
+    assert link.is_symlink() and real.read_bytes() == NEW
+
+
 @pytest.mark.parametrize(
     ("happens", "disturbed"),
     [
@@ -235,6 +248,25 @@ def test_a_file_that_this_user_may_not_replace_is_refused_before_the_first_write
 
     assert as_another_user(run) == faults.REFUSED
     assert snapshot(others) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_sticky_folder_does_not_bind_root(others: Path) -> None:
+    file = others / "vllm/a.py"
+    os.chown(file, 1234, 1234)
+    os.chown(file.parent, 4321, 4321)
+    file.parent.chmod(0o1777)
+    commit(others, change(file))
+    assert file.read_bytes() == NEW
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_that_all_share_lets_all_replace_its_files(others: Path) -> None:
+    file = others / "vllm/a.py"
+    for path, mode in ((others, 0o777), (file.parent, 0o777), (file, 0o666)):
+        path.chmod(mode)
+    assert as_another_user(lambda: commit(others, change(file))) == faults.DONE
+    assert file.read_bytes() == NEW
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

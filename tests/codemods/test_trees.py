@@ -198,3 +198,13 @@ def test_a_relative_name_where_the_current_folder_is_gone(tmp_path, monkeypatch)
 def test_a_home_that_nobody_has(tmp_path):
     with pytest.raises(UsageError, match="name a full path"):
         trees.find(["~nobody-has-this-name/vllm"])
+
+
+def test_packages_that_are_installed_in_two_places_are_two_trees(tmp_path, monkeypatch):
+    folders = [package(tmp_path / "one", "vllm"), package(tmp_path / "two", "vllm_ascend")]
+    monkeypatch.setattr(trees, "_installed", lambda python: folders)
+    found = trees.find([])
+    assert [(tree.root.name, [p.name for p in tree.packages]) for tree in found] == [
+        ("one", ["vllm"]),
+        ("two", ["vllm_ascend"]),
+    ]
