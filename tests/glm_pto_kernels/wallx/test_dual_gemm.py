@@ -234,6 +234,23 @@ def test_gradients_of_first_and_second_order(trans_a, trans_b):
 
     assert gradcheck(product, tensors)
     assert gradgradcheck(product, tensors)
+    every = torch.autograd.grad([o.sum() for o in product(*tensors)], tensors)
+    for n, wanted in enumerate(every):  # one alone asks for a gradient
+        alone = [t.detach().requires_grad_(n == m) for m, t in enumerate(tensors)]
+        torch.testing.assert_close(torch.autograd.grad(product(*alone)[n % 2].sum(), alone[n])[0], wanted)
+
+
+def test_given_outputs_are_written_in_a_graph_too():
+    tensors = torch.randn(3, 4), torch.randn(2, 5), torch.randn(4, 6), torch.randn(5, 7)
+
+    def written(*given):
+        wallx.asym_dual_gmm_separated(*given)
+        return given[4:]
+
+    compiled = torch.compile(written, fullgraph=True, backend="aot_eager")
+    outputs = torch.full((3, 6), float("nan")), torch.full((2, 7), float("nan"))
+    for one, a, b in zip(compiled(*tensors, *outputs), tensors[:2], tensors[2:], strict=True):
+        torch.testing.assert_close(one, a @ b)
 
 
 def test_F5_weight_gradient_of_an_expert_without_tokens_is_zero(place):

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from glm_pto_kernels import wallx
+from glm_pto_kernels.wallx import plans
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -117,6 +118,12 @@ def test_an_output_that_negates_is_refused(place):
         wallx.rope(q, q, cos, cos, torch._neg_view(q.clone()), q.clone(), [8, 0, 0])
     with pytest.raises(ValueError, match="negates"):
         wallx.asym_dual_gmm_separated(x, x, x, x, torch._neg_view(x.clone()))
+
+
+def test_a_single_row_shares_nothing_whatever_its_stride():
+    plans.refuse_output("rope", torch.zeros(4).as_strided((1, 4), (0, 1)))
+    with pytest.raises(ValueError, match="share memory"):
+        plans.refuse_output("rope", torch.zeros(4).as_strided((2, 4), (0, 1)))
 
 
 def test_an_output_whose_elements_share_memory_is_refused(place):

@@ -217,6 +217,7 @@ def test_compiled_as_one_graph():
     ("change", "error", "says"),
     [
         ({"q": torch.zeros(2, 3, 8)}, ValueError, "expected q"),
+        ({"k": torch.zeros(2, 1, 5)}, ValueError, "expected q"),
         ({"k": torch.zeros(2, 1, 4, 8)}, ValueError, "differ in more than their heads"),
         ({"cos": torch.zeros(2, 2, 5, 8)}, ValueError, "cos and sin must be"),
         ({"sections": [8, 0]}, ValueError, "three band widths"),
@@ -226,7 +227,7 @@ def test_compiled_as_one_graph():
         ({"sin": torch.zeros(3, 2, 5, 8, dtype=torch.half)}, TypeError, "one floating type"),
         ({"q_out": torch.zeros(2, 3, 5, 9)}, ValueError, "an output must be"),
     ],
-    ids=["rank", "length", "planes", "two_bands", "bool", "sum", "negative", "types", "output"],
+    ids=["rank", "rank_of_k", "length", "planes", "two_bands", "bool", "sum", "negative", "types", "output"],
 )
 def test_refuses(change, error, says):
     arguments = {
