@@ -304,6 +304,19 @@ def test_capturing_is_read_from_vllms_forward_context(monkeypatch: pytest.Monkey
     assert notice.capturing() is False
     module._forward_context = SimpleNamespace(capturing=True)  # type: ignore[attr-defined]
     assert notice.capturing() is True
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(), raising=False)  # a torch_npu that cannot tell
+    assert notice.capturing() is True
+
+
+@pytest.mark.parametrize(("there", "capturing"), [(False, True), (True, False), (True, True)])
+def test_capturing_is_asked_of_cuda_once_it_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, there: bool, capturing: bool
+) -> None:
+    from glm_pto_kernels import notice
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    assert notice.capturing() is (there and capturing)
 
 
 @pytest.mark.parametrize(("length", "read"), [(0, False), (1, True)])
