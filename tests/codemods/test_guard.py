@@ -348,6 +348,22 @@ def test_else_if_that_became_elif_is_taken_out_too():
     assert strip(collapsed.encode()).decode() == before
 
 
+HEADS = {
+    "after_all_imports": ("import a\nimport b\nx = 1\n", 2, 2),
+    "before_the_import_that_is_the_site": ("import a\nimport b\nimport c\n", 1, 1),
+    "before_the_first_import_that_is_the_site": ("import a\nimport b\n", 0, 0),
+    "after_the_docstring": ('"""Doc."""\nimport a\n', 1, 1),
+    "after_future_imports": ('"""Doc."""\nfrom __future__ import a\nimport b\n', 2, 2),
+    "no_further_than_the_first_run": ("import a\nx = 1\nimport b\ny = 2\n", 3, 1),
+    "no_imports": ("x = 1\ny = 2\n", 1, 0),
+}
+
+
+@pytest.mark.parametrize(("text", "site", "at"), HEADS.values(), ids=HEADS)
+def test_our_import_stands_before_the_site(text, site, at):
+    assert imports.position(source.read("m", text.encode()), site) == at
+
+
 def test_the_digest_of_this_version_never_changes():
     """Guards that stand in installed trees carry it: another one would have them all taken for edited."""
     lines = guard.render(

@@ -76,6 +76,7 @@ def test_a_guard_taken_out_by_hand_is_named(tmp_path: Path, guarded: bytes) -> N
 
 def notes(root: Path) -> list[str]:
     (tree,) = operations.status([root], Options(sites=("gate",))).trees
+    assert "" not in tree.notes
     return [note for note in tree.notes if "since the last apply" in note]
 
 
