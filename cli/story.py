@@ -45,7 +45,7 @@ def explain(recipe: recipes.Recipe, trees: Sequence[TreeReport]) -> Story:
         (f"{recipe.site}: {recipe.title}", (recipe.why, *(f"see {link}" for link in recipe.links))),
         ("Switch", (f"{recipe.switch}=0 in the environment turns it off; the original code runs then.",)),
         ("Replaced by", (f"{recipes.KERNELS}.{recipe.function}",)),
-        ("Left to the original code when", asks or ("(the operator layer's source is not at hand)",)),
+        ("Left to the original code when", asks or (asks_nothing(),)),
         ("Obsolete when", (recipe.drop_when,)),
         ("Looked for in", looked_for(recipe, {p for t in trees for p in t.packages})),
     ]
@@ -102,6 +102,12 @@ def excerpt(path: Path, line: int) -> Iterator[str]:
     first = max(line - CONTEXT, 1)
     for number, text in enumerate(lines[first - 1 : line + CONTEXT + 6], first):
         yield f"{'>' if number == line else ' '} {number:5d}  {text}"
+
+
+def asks_nothing() -> str:
+    """What is said where no conditions were found."""
+    known = kernels.own_folder() is not None
+    return "(the switch is off; nothing else)" if known else "(the operator layer's source is not at hand)"
 
 
 def conditions(site: str) -> tuple[str, ...]:

@@ -31,6 +31,15 @@ def test_brings_in_no_package_beyond_torch() -> None:
     assert json.loads(done.stdout) == [["glm_pto_kernels"], []]
 
 
+def test_a_torch_that_is_too_old_stops_the_import_with_a_reason() -> None:
+    older = "import torch; torch.__version__ = {!r}; import glm_pto_kernels"
+    done = run(older.format("2.4.1+cu121"))
+    assert done.returncode != 0
+    assert "ImportError: glm_pto_kernels needs torch 2.5 or later, found 2.4.1+cu121" in done.stderr
+    for version in ("2.5.0a0+git1", "2.10.0", "3.0"):
+        assert run(older.format(version)).returncode == 0
+
+
 def test_prints_nothing_and_logs_one_line_for_each_operator_that_stays_native() -> None:
     done = run("import glm_pto_kernels")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
