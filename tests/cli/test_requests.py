@@ -345,6 +345,25 @@ def test_an_else_branch_that_was_edited_is_told_and_fails_the_check(
     assert (answer.returncode, words in answer.stdout) == (1, True)
 
 
+def test_apply_renews_a_guard_whose_else_branch_was_edited(run, tree: Path) -> None:
+    path = tree / "vllm_ascend/ops/fused_moe/experts_selector.py"
+    old, new = b"routed_scaling_factor=1,", b"routed_scaling_factor=2,"
+    original = path.read_bytes()
+    run("apply", tree)
+    applied = path.read_bytes()
+    assert (original.count(old), applied.count(old)) == (1, 1)
+    path.write_bytes(applied.replace(old, new))
+    answer = run("apply", tree)
+    assert (answer.returncode, "renewed" in answer.stdout) == (0, True)
+    assert run("status", tree, "--check").returncode == 0
+    renewed = path.read_bytes()
+    assert renewed != applied and renewed.count(new) == 1
+    run("apply", tree)
+    assert path.read_bytes() == renewed
+    run("revert", tree)
+    assert path.read_bytes() == original.replace(old, new)
+
+
 def test_of_several_trees_every_problem_names_its_own(run, tree: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tree, tmp_path / "other"))
     for root in (tree, other):
