@@ -24,7 +24,6 @@ class Case:
     bytes: int
     calls: dict[str, Call]
     errors: dict[str, float] = field(default_factory=dict)
-    small: bool = False
 
 
 def peer(name: str) -> Any:

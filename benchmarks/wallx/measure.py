@@ -87,7 +87,7 @@ def graph_replay(call: Call, inner: int = 20) -> float:
     return statistics.median(times)
 
 
-def back_to_back(calls: Sequence[Call], inner: int = 100, rounds: int = 32) -> list[float]:
+def back_to_back(calls: Sequence[Call], inner: int = 100, rounds: int = 64) -> list[float]:
     """us of wall time a call in loops without synchronisation: the host's cost where the GPU is faster.
 
     The least of all rounds. Calls take turns, and rounds take turns on the CPUs: what shares a CPU with this

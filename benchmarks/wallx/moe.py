@@ -49,7 +49,6 @@ def permute_case(tokens: int, hidden: int, top_k: int) -> Case:
 
         calls["wallx_csrc"] = original
     case = Case("permute", label(tokens, hidden, top_k), (tokens + slots) * hidden * 2, calls)
-    case.small = tokens <= 6144
     for _ in range(2):
         x.copy_(rows(tokens, hidden))
         ids.copy_(routing(tokens, top_k))
@@ -74,7 +73,6 @@ def map_case(tokens: int, hidden: int) -> Case:
         "index_select": lambda: x.index_select(0, order),
     }
     case = Case("permute, map given", label(tokens, hidden, 1), 4 * tokens * hidden, calls)
-    case.small = tokens <= 6144
     for _ in range(2):
         x.copy_(rows(tokens, hidden))
         poison()
@@ -111,7 +109,7 @@ def unpermute_case(tokens: int, hidden: int, top_k: int) -> Case:
         calls["moe-ops"] = lambda: moe.unpermute_forward(y, row_map, prob, tokens, top_k)
     if extension := peer("wallx_csrc"):
         calls["wallx_csrc"] = lambda: extension.unpermute(y, row_map, prob, tokens, top_k)
-    case = Case("unpermute", label(tokens, hidden, top_k), moved, calls, small=tokens <= 6144)
+    case = Case("unpermute", label(tokens, hidden, top_k), moved, calls)
     for _ in range(2):
         y.copy_(rows(tokens * top_k, hidden))
         prob.copy_(torch.rand_like(prob))
@@ -157,7 +155,7 @@ def bwd_case(tokens: int, hidden: int, top_k: int) -> Case:
         calls["moe-ops"] = lambda: moe.unpermute_backward(grad, y, row_map, prob, tokens, top_k)
     if extension := peer("wallx_csrc"):
         calls["wallx_csrc"] = lambda: extension.unpermute_bwd(grad, y, row_map, prob)
-    case = Case("unpermute_bwd", label(tokens, hidden, top_k), moved, calls, small=tokens <= 2048)
+    case = Case("unpermute_bwd", label(tokens, hidden, top_k), moved, calls)
     for _ in range(2):
         grad.copy_(rows(tokens, hidden))
         y.copy_(rows(tokens * top_k, hidden))

@@ -65,7 +65,7 @@ def rope_case(batch: int, length: int, backward: bool) -> Case:
     if extension := peer("wallx_csrc"):
         calls["wallx_csrc"] = partial(original, extension, *inputs)
     name = "rope_bwd" if backward else "rope"
-    case = Case(name, f"B={batch} S={length}, views", moved, calls, small=batch == 1)
+    case = Case(name, f"B={batch} S={length}, views", moved, calls)
     for _ in range(2):
         q.copy_(torch.randn_like(q))
         k.copy_(torch.randn_like(k))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.wallx import gemm, moe, positions, rotary
+from benchmarks.wallx import cases, gemm, measure, moe, positions, rotary, run
 from benchmarks.wallx.case import Case, peer
+from benchmarks.wallx.cases import Entry
 
 CASES = {
     "permute": lambda: moe.permute_case(64, 32, 2),
@@ -72,3 +75,54 @@ def test_the_position_operators_agree() -> None:
 @pytest.mark.parametrize("name", ["no_such_package", "no_such_package.module"])
 def test_a_peer_that_is_not_installed_takes_no_part(name: str) -> None:
     assert peer(name) is None
+
+
+def test_host_times_are_taken_before_the_profiler_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once it has run each launch takes longer, and all times on the host would be too high."""
+    order = []
+
+    def timed(kind: str, many: bool) -> Callable[..., Any]:
+        def measured(calls: Any, *_: Any, **__: Any) -> Any:
+            order.append(kind)
+            return [1.0] * len(calls) if many else 1.0
+
+        return measured
+
+    for kind in ("gpu_only", "back_to_back", "interleaved"):
+        monkeypatch.setattr(measure, kind, timed(kind, True))
+    for kind in ("do_bench", "graph_replay", "whole"):
+        monkeypatch.setattr(measure, kind, timed(kind, False))
+    monkeypatch.setattr(run, "machine", dict)
+    monkeypatch.setattr(run, "ceilings", dict)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    makes = [CASES["permute"], CASES["rope"], CASES["gemm"]]
+    entries = [Entry(make, small) for make, small in zip(makes, (True, False, True), strict=True)]
+    monkeypatch.setattr(run, "every_case", lambda quick: entries)
+    monkeypatch.setattr("sys.argv", ["run.py", "--out", str(tmp_path / "out.json")])
+    assert run.main() == 0
+    host = [at for at, kind in enumerate(order) if kind in ("back_to_back", "whole")]
+    assert order.count("back_to_back") == 2 and order.count("gpu_only") == 3
+    assert max(host) < order.index("gpu_only")
+    found = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert [("back_to_back" in case["times"]["ours"]) for case in found] == [True, False, True]
+    assert [case["operator"] for case in found] == ["permute", "rope", "dual GEMM"]
+
+
+def test_shapes_with_a_target_are_measured_and_the_small_ones_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = set()
+    for name in ("permute_case", "map_case", "unpermute_case", "bwd_case", "rope_case"):
+        monkeypatch.setattr(cases, name, lambda *shape, name=name: (name, *shape))
+    monkeypatch.setattr(gemm, "gemm_case", lambda *shape: ("gemm_case", *shape))
+    for entry in cases.every_case(quick=False):
+        found.add((*entry.make(), entry.small))
+    assert ("unpermute_case", 512, 2048, 1, True) in found
+    assert ("unpermute_case", 65536, 2048, 1, False) in found
+    assert ("bwd_case", 65536, 2048, 2, False) in found
+    assert ("rope_case", 8, 2048, True, False) in found and ("rope_case", 1, 768, False, True) in found
+    assert ("gemm_case", 448, 32, True, True) in found
+    assert ("gemm_case", 16384, 1024, False, False) in found
+    assert len(found) == len(cases.every_case(quick=False)) > len(cases.every_case(quick=True))
