@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import Kernel, Variant, dense_rows, power_of_2, rows_for
+from glm_pto_kernels.wallx.triton.launch import ALIGNMENT, Kernel, Variant, dense_rows, power_of_2, rows_for
+
+# One thread asks for a piece of memory to come into the L2 cache; nobody waits for it.
+FETCH_AHEAD = tl.constexpr("""{
+    .reg .pred first;
+    .reg .u32 thread;
+    .reg .b64 from;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    and.b64 from, $1, -16;
+    @first cp.async.bulk.prefetch.L2.global [from], $2;
+    mov.u32 $0, 0;
+}""")
+AHEAD_BYTES = 2 << 20  # about what an H200 reads until the first map entries have come
 
 
 @triton.jit(do_not_specialize=["tokens", "rows_in"])
@@ -27,8 +41,26 @@ def gather_kernel(
     BLOCK_H: tl.constexpr,
     STORE: tl.constexpr,
     EVICT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
-    """ROWS tokens by BLOCK_H columns a program. STORE, EVICT: how caches treat what is written, read."""
+    """ROWS tokens by BLOCK_H columns a program. STORE, EVICT: how caches treat what is written, read.
+
+    The first AHEAD programs each fetch PIECE bytes of y, in the order of memory, while they wait for the map:
+    which rows are whose is not known yet, but all will be read.
+    """
+    if AHEAD > 0:
+        size: tl.constexpr = PIECE // (y.dtype.element_ty.primitive_bitwidth // 8)
+        piece = tl.program_id(0).to(tl.int64) * size
+        if (tl.program_id(0) < AHEAD) & (piece + size <= rows_in.to(tl.int64) * H):
+            tl.inline_asm_elementwise(
+                FETCH_AHEAD,
+                "=r,l,r",
+                [(y + piece).to(tl.int64), PIECE],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
     blocks = (H + BLOCK_H - 1) // BLOCK_H
     rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) % blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -49,7 +81,9 @@ def gather_kernel(
             values = tl.load(source, mask=mapped[:, None] & inside, other=0, eviction_policy=EVICT)
             values = values.to(tl.float32)
             if WEIGHTED:
-                weight = tl.load(prob + rows * TOP_K + k, mask=mapped, other=0).to(tl.float32)
+                # Not masked by the map: the weight need not wait for it.
+                weight = tl.load(prob + rows * TOP_K + k, mask=live, other=0).to(tl.float32)
+                weight = tl.where(mapped, weight, 0.0)
                 values = values * weight[:, None]
             total += values
     target = out + rows.to(tl.int64)[:, None] * H + columns[None, :]
@@ -102,6 +136,8 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         tile, warps, columns = 2048, 4, 1024
     block = min(power_of_2(hidden), columns)
     rows = rows_for(tile, min(row_bytes, block * y.element_size()))
+    piece = rows * block * y.element_size() * top_k  # as much as a program reads
+    ahead = fetches_ahead(y) and top_k <= 4 and size == 0 and piece % ALIGNMENT == 0
     constants = {
         "H": hidden,
         "Y_STRIDE": y.stride(0),
@@ -110,6 +146,15 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         "ROWS": rows,
         "BLOCK_H": block,
         "STORE": ".cs" if top_k > 4 else "",
-        "EVICT": "" if top_k > 4 or size == 2 else "evict_first",
+        "EVICT": "" if top_k > 4 or size == 2 or (ahead and top_k > 1) else "evict_first",
+        "AHEAD": AHEAD_BYTES // piece if ahead else 0,
+        "PIECE": piece,
     }
     return GATHER.variant(key, y.get_device(), constants, rows, -(-hidden // block), num_warps=warps)
+
+
+def fetches_ahead(y: Tensor) -> bool:
+    """Whether the GPU can fetch memory ahead in one piece, and dense rows make a piece worth it."""
+    compiled = isinstance(gather_kernel, triton.JITFunction) and y.is_cuda
+    dense = y.stride(0) == y.shape[1]
+    return compiled and dense and torch.cuda.get_device_capability(y.device) >= (9, 0)

@@ -171,6 +171,31 @@ def test_F7_odd_sizes_and_misaligned_strided_views(place, hidden, dtype):
         torch.testing.assert_close(back.float(), 2 * x.float(), rtol=2e-2, atol=1e-5)
 
 
+def test_the_weight_of_a_slot_without_a_row_adds_nothing(place):
+    y = torch.randn(5, 24, device=place.device)
+    row_map = torch.tensor([0, 4, -1, -1, 2, 9], dtype=torch.int32, device=place.device)  # 9: there is none
+    prob = torch.rand(3, 2, device=place.device)
+    exact = torch.stack([y[0] * prob[0, 0], y[4] * prob[1, 0] + y[2] * prob[1, 1], torch.zeros_like(y[0])])
+    prob[0, 1] = prob[2, 0] = prob[2, 1] = float("nan")
+    if place.name == "torch":
+        row_map[5] = -1  # the reference refuses rows that are not there
+    torch.testing.assert_close(wallx.unpermute(y, row_map, prob, 3, 2), exact)
+
+
+@pytest.mark.parametrize("tokens, hidden, top_k", [(512, 2048, 1), (300, 2048, 2), (7, 1024, 4), (40, 72, 2)])
+@pytest.mark.parametrize("skipped", [0, 1, 8])
+def test_rows_fetched_ahead_change_nothing(place, tokens, hidden, top_k, skipped):
+    """Memory that begins anywhere, in rows that a program's piece does not divide."""
+    place.skip_slow(tokens * hidden * top_k)
+    rows = tokens * top_k
+    flat = torch.randn(skipped + rows * hidden, device=place.device).to(torch.bfloat16)
+    y = flat[skipped:].view(rows, hidden)
+    row_map = torch.randperm(rows, device=place.device).int()
+    prob = torch.rand(tokens, top_k, device=place.device)
+    found = wallx.unpermute(y, row_map, prob, tokens, top_k)
+    torch.testing.assert_close(found, reference.unpermute(y, row_map, prob, tokens, top_k))
+
+
 def test_top1_ignores_prob_as_in_the_original(place):
     x, ids = made(place, 9, 1, 8, 2)
     permuted, row_map, _ = permute(x, ids)
