@@ -12,7 +12,7 @@ import torch
 
 Call = Callable[[], Any]
 FLUSH_BYTES = 256 << 20
-CALLS = 10
+CALLS = 16
 
 
 class Flush:
@@ -33,7 +33,7 @@ def do_bench(call: Call) -> float:
 
 
 def gpu_only(calls: Sequence[Call], repeats: int = CALLS) -> list[float]:
-    """us of each call's kernels and copies added up, gaps left out, L2 flushed before each call: the mean.
+    """us of each call's kernels and copies added up, gaps left out, L2 flushed before each call: the median.
 
     One profiler session for all calls: the flush's own kernel separates them in the trace.
     """
@@ -62,7 +62,7 @@ def gpu_only(calls: Sequence[Call], repeats: int = CALLS) -> list[float]:
         elif sums:
             sums[-1] += took
     assert len(sums) == len(calls) * repeats + 1, (len(sums), len(calls) * repeats + 1)
-    return [statistics.mean(sums[i * repeats : (i + 1) * repeats]) for i in range(len(calls))]
+    return [statistics.median(sums[i * repeats : (i + 1) * repeats]) for i in range(len(calls))]
 
 
 def graph_replay(call: Call, inner: int = 20) -> float:
@@ -87,7 +87,7 @@ def graph_replay(call: Call, inner: int = 20) -> float:
     return statistics.median(times)
 
 
-def back_to_back(calls: Sequence[Call], inner: int = 100, rounds: int = 64) -> list[float]:
+def back_to_back(calls: Sequence[Call], inner: int = 100, rounds: int = 32) -> list[float]:
     """us of wall time a call in loops without synchronisation: the host's cost where the GPU is faster.
 
     The least of all rounds. Calls take turns, and rounds take turns on the CPUs: what shares a CPU with this
