@@ -46,6 +46,19 @@ def test_a_target_is_missed_above_its_limit_only():
             assert [target.shape for target, _ in targets.missed(results)] == ["T=1"] * above
 
 
+def test_a_target_can_be_the_time_above_another_operator():
+    targets = script("targets")
+    cases = [
+        {"operator": op, "shape": "T=1", "times": {"ours": {"gpu_only": us}}}
+        for op, us in (("a", 6.0), ("b", 2.5))
+    ]
+    target = targets.Target("a", "T=1", 3, above="b")
+    assert target.found({"cases": cases}) == 3.5
+    assert target.found({"cases": cases[:1]}) is None
+    assert target.found({"cases": cases[1:]}) is None
+    assert target.unit == "us more than b"
+
+
 def test_every_failure_case_has_a_test():
     tests = "".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
     listed = set(re.findall(r"^\| (F\d+) \|", PAGE, re.M))
