@@ -256,6 +256,7 @@ def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked
     scan = SCAN.variants.get(device)
     if scan is None:
         scan = SCAN.variant(device, device, {"BINS": BINS, "BLOCK_BINS": 16, "BLOCK": 64}, num_warps=4)
-    starts = table[(BINS + 2) * chunks :]
+    counts = (BINS + 2) * chunks
+    starts = table.narrow(0, counts, counts)
     scan(BINS // 16, (table, starts), (chunks,))
     return starts

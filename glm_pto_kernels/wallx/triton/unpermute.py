@@ -43,20 +43,20 @@ def gather_kernel(
     EVICT: tl.constexpr,
     AHEAD: tl.constexpr,
     PIECE: tl.constexpr,
+    PIECE_BYTES: tl.constexpr,
 ):
     """ROWS tokens by BLOCK_H columns a program. STORE, EVICT: how caches treat what is written, read.
 
-    The first AHEAD programs each fetch PIECE bytes of y, in the order of memory, while they wait for the map:
-    which rows are whose is not known yet, but all will be read.
+    The first AHEAD programs each fetch PIECE elements of y, in the order of memory, while they wait for the
+    map: which rows are whose is not known yet, but all will be read.
     """
     if AHEAD > 0:
-        size: tl.constexpr = PIECE // (y.dtype.element_ty.primitive_bitwidth // 8)
-        piece = tl.program_id(0).to(tl.int64) * size
-        if (tl.program_id(0) < AHEAD) & (piece + size <= rows_in.to(tl.int64) * H):
+        piece = tl.program_id(0).to(tl.int64) * PIECE
+        if (tl.program_id(0) < AHEAD) & (piece + PIECE <= rows_in.to(tl.int64) * H):
             tl.inline_asm_elementwise(
                 FETCH_AHEAD,
                 "=r,l,r",
-                [(y + piece).to(tl.int64), PIECE],
+                [(y + piece).to(tl.int64), PIECE_BYTES],
                 dtype=tl.int32,
                 is_pure=False,
                 pack=1,
@@ -136,8 +136,9 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         tile, warps, columns = 2048, 4, 1024
     block = min(power_of_2(hidden), columns)
     rows = rows_for(tile, min(row_bytes, block * y.element_size()))
-    piece = rows * block * y.element_size() * top_k  # as much as a program reads
-    ahead = fetches_ahead(y) and top_k <= 4 and size == 0 and piece % ALIGNMENT == 0
+    piece = rows * block * top_k  # as much as a program reads
+    piece_bytes = piece * y.element_size()
+    ahead = fetches_ahead(y) and top_k <= 4 and size == 0 and piece_bytes % ALIGNMENT == 0
     constants = {
         "H": hidden,
         "Y_STRIDE": y.stride(0),
@@ -147,8 +148,9 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         "BLOCK_H": block,
         "STORE": ".cs" if top_k > 4 else "",
         "EVICT": "" if top_k > 4 or size == 2 or (ahead and top_k > 1) else "evict_first",
-        "AHEAD": AHEAD_BYTES // piece if ahead else 0,
+        "AHEAD": AHEAD_BYTES // piece_bytes if ahead else 0,
         "PIECE": piece,
+        "PIECE_BYTES": piece_bytes,
     }
     return GATHER.variant(key, y.get_device(), constants, rows, -(-hidden // block), num_warps=warps)
 
