@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.wallx import cases, gemm, measure, moe, positions, rotary, run
-from benchmarks.wallx.case import Case, peer
+from benchmarks.wallx import cases, gemm, measure, moe, positions, rotary, run, targets
+from benchmarks.wallx.case import Case, label, peer
 from benchmarks.wallx.cases import Entry
 
 CASES = {
@@ -113,16 +113,23 @@ def test_host_times_are_taken_before_the_profiler_runs(
 def test_shapes_with_a_target_are_measured_and_the_small_ones_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = set()
-    for name in ("permute_case", "map_case", "unpermute_case", "bwd_case", "rope_case"):
-        monkeypatch.setattr(cases, name, lambda *shape, name=name: (name, *shape))
-    monkeypatch.setattr(gemm, "gemm_case", lambda *shape: ("gemm_case", *shape))
-    for entry in cases.every_case(quick=False):
-        found.add((*entry.make(), entry.small))
-    assert ("unpermute_case", 512, 2048, 1, True) in found
-    assert ("unpermute_case", 65536, 2048, 1, False) in found
-    assert ("bwd_case", 65536, 2048, 2, False) in found
-    assert ("rope_case", 8, 2048, True, False) in found and ("rope_case", 1, 768, False, True) in found
-    assert ("gemm_case", 448, 32, True, True) in found
-    assert ("gemm_case", 16384, 1024, False, False) in found
-    assert len(found) == len(cases.every_case(quick=False)) > len(cases.every_case(quick=True))
+    def rows_of(name: str) -> Callable[..., tuple[str, str]]:
+        return lambda tokens, hidden, top_k=1: (name, label(tokens, hidden, top_k))
+
+    def rope(batch: int, length: int, backward: bool) -> tuple[str, str]:
+        return "rope_bwd" if backward else "rope", f"B={batch} S={length}, views"
+
+    named = {"permute_case": "permute", "map_case": "permute, map given", "unpermute_case": "unpermute"}
+    for function, name in {**named, "bwd_case": "unpermute_bwd"}.items():
+        monkeypatch.setattr(cases, function, rows_of(name))
+    monkeypatch.setattr(cases, "rope_case", rope)
+    products = lambda m0, m1, t: ("dual GEMM", f"rows {m0}+{m1} {'NT' if t else 'NN'}")  # noqa: E731
+    monkeypatch.setattr(gemm, "gemm_case", products)
+    measured = {entry.make(): entry.small for entry in cases.every_case(quick=False)}
+    for target in targets.TARGETS:
+        assert (target.operator, target.shape) in measured
+        assert target.above is None or (target.above, target.shape) in measured
+        if target.kind == "back_to_back":
+            assert measured[target.operator, target.shape]
+    assert len(measured) == len(cases.every_case(quick=False)) > len(cases.every_case(quick=True))
+    assert not measured["unpermute", label(65536, 2048, 1)]

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.triton.launch import (
+    ALIGNMENT,
     MAX_ROWS,
     MAX_TILE,
     Kernel,
@@ -26,7 +27,6 @@ from glm_pto_kernels.wallx.triton.sort import (
     FEW,
     bin_of,
     count_kernel,
-    largest,
     load_ids,
     rank_by_pairs,
     rank_in_chunk,
@@ -97,13 +97,14 @@ def permute_kernel(
                     start = tl.sum(counts, axis=1)
                 else:
                     start = tl.load(table + chunk * (BINS + 2) + bin)
-                end = tl.minimum((first_row + ROWS) * TOP_K, total)
+                # Not past 2^31: first_row is below tokens, the row after the last may not be.
+                end = first_row * TOP_K + tl.minimum(ROWS * TOP_K, total - first_row * TOP_K)
                 begin = chunk * CHUNK * TOP_K
                 rank = start + rank_in_chunk(ids, mine, slot, begin, end, ROWS, PAIR_BLOCK, MASK_NEGATIVE)
         kept = live & (rank < num_out)
         dead = rows < 0
         if MASK_NEGATIVE:
-            dead = mine == largest(ids)
+            dead = tl.load(ids + slot, mask=live, other=0) < 0  # the largest id may be an expert's
         # int64 first: K*T fits int32, a multiple of it times H need not.
         tl.store(row_map + k * tokens + rows, tl.where(kept & (dead == 0), rank, -1), mask=live)
         target = out + rank.to(tl.int64)[:, None] * H + columns[None, :]
@@ -217,10 +218,16 @@ def variant(
 
 def workspace_table(kept: list[Tensor], chunks: int, growth: int, like: Tensor) -> Tensor:
     """Room for the counts and their scan: the caller's, or new room that the caller gets to keep."""
-    needed = 2 * (BINS + 2) * chunks
+    needed = 2 * table_size(chunks)
     if not (kept and serves(kept[0], needed, like)):
         kept[:] = [torch.empty(needed * growth, dtype=torch.int32, device=like.device)]
     return kept[0]
+
+
+def table_size(chunks: int) -> int:
+    """Integers of the counts, and of their scan, which begins at an address that launches need no look at."""
+    beside = ALIGNMENT // torch.int32.itemsize
+    return -(-(BINS + 2) * chunks // beside) * beside
 
 
 def serves(room: Tensor, needed: int, like: Tensor) -> bool:
@@ -256,7 +263,6 @@ def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked
     scan = SCAN.variants.get(device)
     if scan is None:
         scan = SCAN.variant(device, device, {"BINS": BINS, "BLOCK_BINS": 16, "BLOCK": 64}, num_warps=4)
-    counts = (BINS + 2) * chunks
-    starts = table.narrow(0, counts, counts)
+    starts = table.narrow(0, table_size(chunks), table_size(chunks))
     scan(BINS // 16, (table, starts), (chunks,))
     return starts

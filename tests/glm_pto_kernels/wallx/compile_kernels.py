@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+OLD = triton.__version__.startswith("3.2.")
 # As in a build without CUDA, whatever is installed: memory comes from torch.empty, which fakes it.
 torch.version.cuda = None
 FakeTensor.data_ptr = lambda self: 0
@@ -45,12 +46,13 @@ def compile_instead(target: GPUTarget) -> Any:
         types = [f"*{NAMES[t.dtype]}" for t in tensors] + ["i32"] * len(numbers)
         signature = dict(zip(names, types, strict=False)) | dict.fromkeys(variant.constants, "constexpr")
         assert list(signature) == list(names), (variant.fn, names, list(signature))
-        source = ASTSource(
-            variant.fn,
-            signature,
-            {(names.index(name),): value for name, value in variant.constants.items()},
-            {(at,): [["tt.divisibility", 16]] for at in range(len(tensors))},
-        )
+        if OLD:
+            plain = {name: kind for name, kind in signature.items() if kind != "constexpr"}
+            source = ASTSource(variant.fn, plain, dict(variant.constants))
+        else:
+            values = {(names.index(name),): value for name, value in variant.constants.items()}
+            aligned = {(at,): [["tt.divisibility", 16]] for at in range(len(tensors))}
+            source = ASTSource(variant.fn, signature, values, aligned)
         compiled = triton.compile(source, target=target, options=dict(variant.options))
         entry = found[variant.fn.__name__]
         entry["variants"] += 1
