@@ -17,6 +17,7 @@ from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
 from glm_pto_kernels.wallx.relaunch import Launch
+from glm_pto_kernels.wallx.triton.launch import hopper
 from glm_pto_kernels.wallx.triton.tensor_map import Described, launch_described
 
 ALIGNMENT = 16
@@ -162,11 +163,6 @@ def describable(x: Tensor) -> bool:
         and x.stride(0) >= x.shape[1]
         and x.data_ptr() % ALIGNMENT == 0
     )
-
-
-@cache
-def hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @cache

@@ -8,7 +8,7 @@ us).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import accumulate
 from operator import or_
 from typing import Any
@@ -106,6 +106,12 @@ class Variant:
             # Another thread may call between the two: what it finds a launcher by comes last.
             launcher, self.fixed = direct_launch(compiled)
             self.launcher = launcher
+
+
+@cache
+def hopper(device: int) -> bool:
+    """Whether a GPU has Hopper's engine that copies memory in bulk: Hopper or newer."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 _current_device = torch._C._cuda_getDevice if torch.version.cuda else None

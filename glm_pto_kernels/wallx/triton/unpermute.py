@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from glm_pto_kernels.wallx.triton.launch import ALIGNMENT, Kernel, Variant, dense_rows, power_of_2, rows_for
+from glm_pto_kernels.wallx.triton.launch import (
+    ALIGNMENT,
+    Kernel,
+    Variant,
+    dense_rows,
+    hopper,
+    power_of_2,
+    rows_for,
+)
 
 # One thread asks for a piece of memory to come into the L2 cache; nobody waits for it.
 FETCH_AHEAD = tl.constexpr("""{
@@ -159,4 +166,4 @@ def fetches_ahead(y: Tensor) -> bool:
     """Whether the GPU can fetch memory ahead in one piece, and dense rows make a piece worth it."""
     compiled = isinstance(gather_kernel, triton.JITFunction) and y.is_cuda
     dense = y.stride(0) == y.shape[1]
-    return compiled and dense and torch.cuda.get_device_capability(y.device) >= (9, 0)
+    return compiled and dense and hopper(y.get_device())
