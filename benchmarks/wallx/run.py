@@ -50,6 +50,7 @@ def main() -> int:
     # What is timed on the host comes first: once the profiler has run, every launch takes 2 to 3 us more.
     if options.only in "positions":
         results["positions"] = positions()
+        options.out.write_text(json.dumps(results, indent=1))
     hosts: dict[tuple[str, str], dict[str, float]] = {}
     for case in chosen((entry for entry in entries if entry.small), options.only):
         times = measure.back_to_back(list(case.calls.values()))
@@ -61,7 +62,6 @@ def main() -> int:
         failed |= not report(case, take(case, hosts.get((case.operator, case.shape))), results)
         options.out.write_text(json.dumps(results, indent=1))
         del case
-    options.out.write_text(json.dumps(results, indent=1))
     return int(failed)
 
 
