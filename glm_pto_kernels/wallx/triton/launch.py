@@ -61,22 +61,24 @@ class Variant:
 
     def producing(
         self, grid: int, numbers: Sequence[int], like: Tensor, shape: tuple[int, ...]
-    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
         """The launch of any three tensors and of dense memory of this shape, which it makes and returns.
 
-        ``bound`` with ``new_rows``, written out for an operator that takes no longer than its launch: a
-        list, a reduction and two more calls would cost it a seventh of its time on the host.
+        Where the third is None the kernel does not use it and gets the second's address. ``bound`` with
+        ``new_rows``, written out for an operator that takes no longer than its launch: a list, a reduction
+        and two more calls would cost it a seventh of its time on the host.
         """
         launch, rows = self.bound(grid, numbers), new_rows(like, *shape)
         device, last = self.device, (*numbers, *self.values)
         memory = (shape, dense_strides(shape), like.dtype)
 
-        def run(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+        def run(first: Tensor, second: Tensor, third: Tensor | None) -> Tensor:
             launcher = self.launcher
-            one, two, three = first.data_ptr(), second.data_ptr(), third.data_ptr()
+            one, two = first.data_ptr(), second.data_ptr()
+            three = two if third is None else third.data_ptr()
             if launcher is None or (one | two | three) % ALIGNMENT or _current_device() != device:
                 out = rows()
-                launch(first, second, third, out)
+                launch(first, second, second if third is None else third, out)
                 return out
             out = _empty_strided_cuda(*memory)
             stream, four = _current_stream(device), out.data_ptr()

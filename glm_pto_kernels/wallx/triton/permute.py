@@ -1,4 +1,4 @@
-"""permute on Triton: rank the slots, then copy each token's row to its K places. One to three launches."""
+"""permute on Triton: rank the slots, then copy each one's row to its place. One to three launches."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ from glm_pto_kernels.wallx.triton.launch import (
     Kernel,
     Variant,
     dense_rows,
-    floor_power_of_2,
     mark_complete,
     new_rows,
     power_of_2,
     rows_for,
 )
 from glm_pto_kernels.wallx.triton.sort import (
+    BIN_MISSING,
     BINS,
     FEW,
+    FEW_BINS,
     bin_of,
     count_kernel,
     load_ids,
     rank_by_pairs,
     rank_in_chunk,
     scan_kernel,
+    slots_below,
 )
 
-PAIRS = 4096  # up to so many slots every program ranks its own by comparing all pairs: one launch
+PAIRS = 2048  # up to so many slots every program ranks its own by comparing all pairs: one launch
 CHUNK_SLOTS = (256, 1024)  # of lists that are not, and that are, longer than ...
 LONG = 65536
-CHUNKS_IN_ROW = 256  # up to so many chunks a program sums over them itself instead of a scan launch
+WIDTH = 256  # slots or chunks that a program looks at side by side
+CHUNKS_IN_ROW = WIDTH  # up to so many chunks a program sums over them itself instead of a scan launch
+BESIDE = ALIGNMENT // torch.int32.itemsize  # counts that a wide load takes
 COUNT_WARPS = 8
+WARP_BYTES = 16384  # of a row, that a warp has registers for
 
 
 @triton.jit(do_not_specialize=["tokens", "num_out", "chunks"])
@@ -55,69 +60,80 @@ def permute_kernel(
     TOP_K: tl.constexpr,
     RANK: tl.constexpr,
     CHUNK: tl.constexpr,
-    CHUNK_PAD: tl.constexpr,
     BINS: tl.constexpr,
+    FEW: tl.constexpr,
+    BESIDE: tl.constexpr,
     MASK_NEGATIVE: tl.constexpr,
-    ROWS: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     PAIR_BLOCK: tl.constexpr,
 ):
-    """ROWS tokens a program. RANK: 0 all pairs, 1 sum over the chunks' counts, 2 scanned counts."""
-    first_row = tl.program_id(0) * ROWS
-    rows = first_row + tl.arange(0, ROWS)
-    live = rows < tokens
+    """SLOTS (token, k) pairs a program. RANK: 0 all pairs, 1 sum over the chunks' counts, 2 scanned counts.
+
+    A token's K slots read its row anew, from the L2 cache: one after the other they would wait for each
+    other's ranks.
+    """
+    first = tl.program_id(0) * SLOTS
+    slot = first + tl.arange(0, SLOTS)
     total = tokens * TOP_K
+    live = slot < total
+    token, k = slot // TOP_K, slot % TOP_K
     columns = tl.arange(0, BLOCK_H)
-    source = x + rows.to(tl.int64)[:, None] * X_STRIDE + columns[None, :]
+    source = x + token.to(tl.int64)[:, None] * X_STRIDE + columns[None, :]
     if BLOCK_H >= H:
         # Read the rows before ranking: the ranks are worked out while the rows are under way.
         tile = tl.load(source, mask=live[:, None] & (columns < H)[None, :], other=0)
-    for k in range(TOP_K):
-        slot = rows * TOP_K + k
-        mine = load_ids(ids, slot, live, MASK_NEGATIVE)
-        if RANK == 0:
-            rank = rank_by_pairs(ids, mine, slot, total, ROWS, PAIR_BLOCK, MASK_NEGATIVE)
+    mine = load_ids(ids, slot, live, MASK_NEGATIVE)
+    if RANK == 0:
+        rank = rank_by_pairs(ids, mine, slot, total, SLOTS, PAIR_BLOCK, MASK_NEGATIVE)
+    else:
+        chunk = first // CHUNK
+        others = tl.arange(0, PAIR_BLOCK)  # CHUNKS_IN_ROW at most
+        if RANK == 1:
+            chunks = chunks // BESIDE * BESIDE  # which it is: tells the compiler that loads can be wide
+            there = others < chunks
+            flags = tl.load(table + (BINS + 1) * chunks + others, mask=there, other=FEW_BINS)
+            missing = tl.max(flags, axis=0)
         else:
-            chunk = first_row // CHUNK
+            missing = tl.load(table + chunks.to(tl.int64) * BINS)
+        if missing == BIN_MISSING:
+            rank = rank_by_pairs(ids, mine, slot, total, SLOTS, PAIR_BLOCK, MASK_NEGATIVE)
+        else:
+            bin = tl.where(live, bin_of(mine, ids, BINS, MASK_NEGATIVE), 0).to(tl.int32)
+            count = tl.zeros([SLOTS, PAIR_BLOCK], dtype=tl.int32)
             if RANK == 1:
-                spread = tl.arange(0, CHUNK_PAD)
-                flags = table + spread * (BINS + 2) + BINS + 1
-                missing = tl.max(tl.load(flags, mask=spread < chunks, other=0), axis=0)
-            else:
-                missing = tl.load(table + BINS)
-            if missing:
-                rank = rank_by_pairs(ids, mine, slot, total, ROWS, PAIR_BLOCK, MASK_NEGATIVE)
-            else:
-                bin = tl.where(live, bin_of(mine, ids, BINS, MASK_NEGATIVE), 0).to(tl.int32)
-                if RANK == 1:
-                    # Earlier chunks hold every slot up to this bin, later ones those below it.
-                    level = bin[:, None] + (spread < chunk).to(tl.int32)[None, :]
-                    place = table + spread[None, :] * (BINS + 2) + level
-                    counts = tl.load(place, mask=(spread < chunks)[None, :], other=0)
-                    start = tl.sum(counts, axis=1)
+                # Earlier chunks hold every slot up to this bin, later ones those below it.
+                earlier = (others < chunk)[None, :]
+                if tl.max(bin, axis=0) < FEW - 1:
+                    # Bins that every chunk wrote.
+                    place = table + bin[:, None] * chunks + others[None, :]
+                    below = tl.load(place, mask=there[None, :], other=0)
+                    count += tl.where(earlier, tl.load(place + chunks, mask=there[None, :], other=0), below)
                 else:
-                    start = tl.load(table + chunk * (BINS + 2) + bin)
-                # Not past 2^31: first_row is below tokens, the row after the last may not be.
-                end = first_row * TOP_K + tl.minimum(ROWS * TOP_K, total - first_row * TOP_K)
-                begin = chunk * CHUNK * TOP_K
-                rank = start + rank_in_chunk(ids, mine, slot, begin, end, ROWS, PAIR_BLOCK, MASK_NEGATIVE)
-        kept = live & (rank < num_out)
-        dead = rows < 0
+                    level, flag = bin[:, None] + earlier.to(tl.int32), flags[None, :]
+                    count += slots_below(table, level, others[None, :], chunks, flag, total, CHUNK, FEW)
+            begin = chunk * CHUNK
+            whole = total - begin >= (CHUNK + PAIR_BLOCK - 1) // PAIR_BLOCK * PAIR_BLOCK
+            end = first + tl.minimum(SLOTS, total - first)  # the next program's first may be past 2^31
+            rank = rank_in_chunk(ids, mine, slot, begin, end, whole, count, PAIR_BLOCK, MASK_NEGATIVE)
+            if RANK == 2:
+                rank += tl.load(table + bin.to(tl.int64) * chunks + chunk)
+    kept = live & (rank < num_out)
+    dead = slot < 0
+    if MASK_NEGATIVE:
+        dead = tl.load(ids + slot, mask=live, other=0) < 0  # the largest id may be an expert's
+    tl.store(row_map + k * tokens + token, tl.where(kept & (dead == 0), rank, -1), mask=live)
+    # int64 first: K*T fits int32, a multiple of it times H need not.
+    target = out + rank.to(tl.int64)[:, None] * H + columns[None, :]
+    if BLOCK_H >= H:
         if MASK_NEGATIVE:
-            dead = tl.load(ids + slot, mask=live, other=0) < 0  # the largest id may be an expert's
-        # int64 first: K*T fits int32, a multiple of it times H need not.
-        tl.store(row_map + k * tokens + rows, tl.where(kept & (dead == 0), rank, -1), mask=live)
-        target = out + rank.to(tl.int64)[:, None] * H + columns[None, :]
-        if BLOCK_H >= H:
-            values = tile
-            if MASK_NEGATIVE:
-                values = tl.where(dead[:, None], 0.0, tile).to(tile.dtype)
-            tl.store(target, values, mask=kept[:, None] & (columns < H)[None, :])
-        else:
-            for h in range(0, H, BLOCK_H):
-                inside = (h + columns < H)[None, :]
-                values = tl.load(source + h, mask=(live & (dead == 0))[:, None] & inside, other=0)
-                tl.store(target + h, values, mask=kept[:, None] & inside)
+            tile = tl.where(dead[:, None], 0.0, tile).to(tile.dtype)
+        tl.store(target, tile, mask=kept[:, None] & (columns < H)[None, :])
+    else:
+        for h in range(0, H, BLOCK_H):
+            inside = (h + columns < H)[None, :]
+            values = tl.load(source + h, mask=(live & (dead == 0))[:, None] & inside, other=0)
+            tl.store(target + h, values, mask=kept[:, None] & inside)
 
 
 Plan = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor, list[Tensor]]]
@@ -160,20 +176,21 @@ def permute_plan(
     rows = num_out_tokens if num_out_tokens > 0 else slots
     rank, chunk, chunks = 0, MAX_ROWS, 1
     if slots > PAIRS:
-        chunk = max(MAX_ROWS, floor_power_of_2(CHUNK_SLOTS[slots > LONG] // top_k))
-        chunks = -(-tokens // chunk)
+        chunk = CHUNK_SLOTS[slots > LONG]
+        chunks = -(-slots // chunk)
         rank = 1 if chunks <= CHUNKS_IN_ROW else 2
+        if rank == 1:
+            chunks = -(-chunks // BESIDE) * BESIDE  # some may be empty
     growth = max(max_slots, slots) // slots
     complete = rows <= slots and not mask_negative
-    spread = power_of_2(chunks) if rank == 1 else 1
-    few = tokens <= 1024
+    few = slots <= 1024
     key = (
-        x.get_device(), x.dtype, x.shape[1], x.stride(0), indices.dtype, top_k, rank, chunk, spread,
+        x.get_device(), x.dtype, x.shape[1], x.stride(0), indices.dtype, top_k, rank, chunk,
         mask_negative, few,
     )  # fmt: skip
     found = PERMUTE.variants.get(key)
-    made = found or variant(key, x, top_k, rank, chunk, spread, mask_negative, few)
-    launch = made.bound(made.grid(tokens), (tokens, rows, chunks))
+    made = found or variant(key, x, top_k, rank, chunk, mask_negative, few)
+    launch = made.bound(made.grid(slots), (tokens, rows, chunks))
     permuted, map_of_rows = new_rows(x, rows, x.shape[1]), new_rows(indices, slots, dtype=torch.int32)
 
     def run(x: Tensor, indices: Tensor, workspace: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -193,25 +210,31 @@ def permute_plan(
     return run
 
 
-def variant(
-    key: Hashable, x: Tensor, top_k: int, rank: int, chunk: int, spread: int, masked: bool, few: bool
-) -> Variant:
-    """Shapes that an H200 preferred: ranking by pairs pays for more rows a program, copying does not."""
-    hidden = x.shape[1]
-    tile, warps = ((8192, 4) if few else (16384, 8)) if rank == 0 else (4096, 4)
-    rows = rows_for(tile, hidden * x.element_size())
+def variant(key: Hashable, x: Tensor, top_k: int, rank: int, chunk: int, masked: bool, few: bool) -> Variant:
+    """Shapes that an H200 preferred. All pairs: many rows a program. Counts: a warp for a row, where its sums
+    need no exchange between warps.
+    """
+    hidden, row_bytes = x.shape[1], x.shape[1] * x.element_size()
+    tile = (8192 if few else 16384) if rank == 0 else 4096
+    rows = rows_for(tile, row_bytes)
+    block = min(power_of_2(hidden), MAX_TILE // rows)
+    if rank == 0:
+        warps = 4 if few else 8
+    else:
+        warps = 1 if rows <= 4 and block * x.element_size() <= WARP_BYTES else 4
     constants = {
         "H": hidden,
         "X_STRIDE": x.stride(0),
         "TOP_K": top_k,
         "RANK": rank,
         "CHUNK": chunk,
-        "CHUNK_PAD": spread,
         "BINS": BINS,
+        "FEW": FEW,
+        "BESIDE": BESIDE,
         "MASK_NEGATIVE": masked,
-        "ROWS": rows,
-        "BLOCK_H": min(power_of_2(hidden), MAX_TILE // rows),
-        "PAIR_BLOCK": 512 if rank == 0 else 256,
+        "SLOTS": rows,
+        "BLOCK_H": block,
+        "PAIR_BLOCK": 512 if rank == 0 else WIDTH,
     }
     return PERMUTE.variant(key, x.get_device(), constants, rows, num_warps=warps)
 
@@ -226,8 +249,7 @@ def workspace_table(kept: list[Tensor], chunks: int, growth: int, like: Tensor) 
 
 def table_size(chunks: int) -> int:
     """Integers of the counts, and of their scan, which begins at an address that launches need no look at."""
-    beside = ALIGNMENT // torch.int32.itemsize
-    return -(-(BINS + 2) * chunks // beside) * beside
+    return -(-(BINS + 2) * chunks // BESIDE) * BESIDE
 
 
 def serves(room: Tensor, needed: int, like: Tensor) -> bool:
@@ -243,26 +265,24 @@ def serves(room: Tensor, needed: int, like: Tensor) -> bool:
 
 def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked: bool) -> Tensor:
     """Fill the table; where the chunks are many, scan it too, and return what the ranks are read from."""
-    tokens, top_k = ids.shape
-    device = ids.get_device()
-    key = (device, ids.dtype, top_k, chunk, masked)
+    slots, device = ids.numel(), ids.get_device()
+    key = (device, ids.dtype, chunk, masked)
     launch = COUNT.variants.get(key)
     if launch is None:
         constants = {
-            "TOP_K": top_k,
             "CHUNK": chunk,
-            "BLOCK": power_of_2(chunk * top_k),
             "BINS": BINS,
             "FEW": FEW,
             "MASK_NEGATIVE": masked,
         }
         launch = COUNT.variant(key, device, constants, num_warps=COUNT_WARPS)
-    launch(chunks, (ids, table), (tokens,))
+    launch(chunks, (ids, table), (slots, chunks))
     if rank == 1:
         return table
-    scan = SCAN.variants.get(device)
+    scan = SCAN.variants.get((device, chunk))
     if scan is None:
-        scan = SCAN.variant(device, device, {"BINS": BINS, "BLOCK_BINS": 16, "BLOCK": 64}, num_warps=4)
+        constants = {"CHUNK": chunk, "BINS": BINS, "FEW": FEW, "BLOCK_BINS": 16, "BLOCK": 64}
+        scan = SCAN.variant((device, chunk), device, constants, num_warps=4)
     starts = table.narrow(0, table_size(chunks), table_size(chunks))
-    scan(BINS // 16, (table, starts), (chunks,))
+    scan(BINS // 16, (table, starts), (slots, chunks))
     return starts

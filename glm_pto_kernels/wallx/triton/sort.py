@@ -14,6 +14,8 @@ import triton.language as tl
 
 BINS = 1024  # the number of experts does not reach the host, so the table has room for every likely one
 FEW = 128  # a histogram of so many bins is enough for most models, and takes a fraction of the time
+# What a chunk wrote: its first FEW bins, which hold all of its slots; all bins; or it has a slot without one.
+FEW_BINS, ALL_BINS, BIN_MISSING = (tl.constexpr(flag) for flag in range(3))
 
 
 @triton.jit
@@ -24,7 +26,7 @@ def largest(ids):
 @triton.jit
 def load_ids(ids, at, mask, MASK_NEGATIVE: tl.constexpr):
     """Expert ids; masked-out places, and negative ids where they are masked, are the largest number."""
-    id = tl.load(ids + at, mask=mask, other=largest(ids))
+    id = tl.load(ids + at) if mask is None else tl.load(ids + at, mask=mask, other=largest(ids))
     if MASK_NEGATIVE:
         id = tl.where(id < 0, largest(ids), id)
     return id
@@ -46,14 +48,20 @@ def rank_by_pairs(
 
 @triton.jit
 def rank_in_chunk(
-    ids, mine, slot, first, end, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASK_NEGATIVE: tl.constexpr
+    ids, mine, slot, first, end, whole, count, BLOCK: tl.constexpr, MASK_NEGATIVE: tl.constexpr
 ):
-    """Earlier slots of the same expert in [first, end), which holds every ``slot``."""
-    count = tl.zeros([ROWS, BLOCK], dtype=tl.int32)
+    """Earlier slots of the same expert in [first, end), which holds every ``slot``, and what ``count`` holds.
+
+    Added up in one go: a sum over a program's threads takes longer than what it adds. ``whole``: the last
+    block can be read to its end. Loads without a mask are wider.
+    """
     for start in range(first, end, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        other = load_ids(ids, at, at < end, MASK_NEGATIVE)[None, :]
-        count += ((other == mine[:, None]) & (at[None, :] < slot[:, None])).to(tl.int32)
+        if whole:
+            other = load_ids(ids, at, None, MASK_NEGATIVE)
+        else:
+            other = load_ids(ids, at, at < end, MASK_NEGATIVE)
+        count += ((other[None, :] == mine[:, None]) & (at[None, :] < slot[:, None])).to(tl.int32)
     return tl.sum(count, axis=1)
 
 
@@ -66,63 +74,87 @@ def bin_of(id, ids, BINS: tl.constexpr, MASK_NEGATIVE: tl.constexpr):
     return bin
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
+def slots_below(table, level, chunk, chunks, flag, total, CHUNK: tl.constexpr, FEW: tl.constexpr):
+    """Slots of each chunk below bin ``level``: as counted, or all of them past what it wrote."""
+    written = (level < FEW) | (flag != FEW_BINS)
+    there = chunk < chunks
+    counted = tl.load(table + level * chunks + chunk, mask=written & there, other=0)
+    return tl.where(
+        there, tl.where(written, counted, tl.maximum(tl.minimum(total - chunk * CHUNK, CHUNK), 0)), 0
+    )
+
+
+@triton.jit(do_not_specialize=["total", "chunks"])
 def count_kernel(
     ids,
     table,
-    tokens: tl.int32,
-    TOP_K: tl.constexpr,
+    total: tl.int32,
+    chunks: tl.int32,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
     BINS: tl.constexpr,
     FEW: tl.constexpr,
     MASK_NEGATIVE: tl.constexpr,
 ):
-    """table[c, b] = slots of chunk c below bin b, b = 0 .. BINS; table[c, BINS + 1]: a bin is missing."""
+    """table[b, c] = slots of chunk c below bin b, b = 0 .. BINS; table[BINS + 1, c]: what chunk c wrote.
+
+    Side by side for all chunks, since whoever ranks a slot sums over them.
+    """
     chunk = tl.program_id(0)
-    first = chunk * CHUNK * TOP_K
-    at = first + tl.arange(0, BLOCK)
-    inside = at < tl.minimum(first + CHUNK * TOP_K, tokens * TOP_K)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = at < total
     id = load_ids(ids, at, inside, MASK_NEGATIVE)
     missing = inside & ((id < -1) | (id > BINS - 3))
     if MASK_NEGATIVE:
         missing = missing & (id != largest(ids))
     bin = tl.where(inside & (missing == 0), bin_of(id, ids, BINS, MASK_NEGATIVE), 0).to(tl.int32)
-    valid = tl.sum(inside.to(tl.int32), axis=0)
-    row = table + chunk * (BINS + 2)
+    column = table + chunk
+    flag = tl.where(tl.max(missing.to(tl.int32), axis=0) > 0, BIN_MISSING, FEW_BINS)
     # Places outside the list count in the last bin of the histogram, which is below no other that is read.
     if tl.max(bin, axis=0) < FEW - 1:
         few = tl.histogram(tl.where(inside, bin, FEW - 1), FEW)
-        tl.store(row + tl.arange(0, FEW), tl.cumsum(few, axis=0) - few)
-        rest = tl.arange(0, BINS)
-        tl.store(row + rest, tl.zeros([BINS], dtype=tl.int32) + valid, mask=rest >= FEW)
+        tl.store(column + tl.arange(0, FEW).to(tl.int64) * chunks, tl.cumsum(few, axis=0) - few)
     else:
+        flag = tl.maximum(flag, ALL_BINS)
         many = tl.histogram(tl.where(inside, bin, BINS - 1), BINS)
-        tl.store(row + tl.arange(0, BINS), tl.cumsum(many, axis=0) - many)
-    tl.store(row + BINS, valid)
-    tl.store(row + BINS + 1, tl.max(missing.to(tl.int32), axis=0))
+        tl.store(column + tl.arange(0, BINS).to(tl.int64) * chunks, tl.cumsum(many, axis=0) - many)
+        valid = tl.sum(inside.to(tl.int32), axis=0)
+        tl.store(column + chunks.to(tl.int64) * BINS, valid)
+    tl.store(column + chunks.to(tl.int64) * (BINS + 1), flag)
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit(do_not_specialize=["total", "chunks"])
 def scan_kernel(
-    table, starts, chunks: tl.int32, BINS: tl.constexpr, BLOCK_BINS: tl.constexpr, BLOCK: tl.constexpr
+    table,
+    starts,
+    total: tl.int32,
+    chunks: tl.int32,
+    CHUNK: tl.constexpr,
+    BINS: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK_BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """starts[c, b] = rank of the first slot of bin b in chunk c; starts[0, BINS] = a bin is missing."""
-    bins = tl.program_id(0) * BLOCK_BINS + tl.arange(0, BLOCK_BINS)
+    """starts[b, c] = rank of the first slot of bin b in chunk c; starts[BINS, 0] = a bin is missing."""
+    bins = (tl.program_id(0) * BLOCK_BINS + tl.arange(0, BLOCK_BINS)).to(tl.int64)[:, None]
+    flags = table + chunks.to(tl.int64) * (BINS + 1)
     before = tl.zeros([BLOCK_BINS], dtype=tl.int32)
     missing = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, chunks, BLOCK):
         chunk = start + tl.arange(0, BLOCK)
-        row = table + chunk[:, None] * (BINS + 2)
-        before += tl.sum(tl.load(row + bins[None, :], mask=(chunk < chunks)[:, None], other=0), axis=0)
-        missing |= tl.load(table + chunk * (BINS + 2) + BINS + 1, mask=chunk < chunks, other=0)
+        flag = tl.load(flags + chunk, mask=chunk < chunks, other=FEW_BINS)
+        below = slots_below(table, bins, chunk[None, :], chunks, flag[None, :], total, CHUNK, FEW)
+        before += tl.sum(below, axis=1)
+        missing = tl.maximum(missing, flag)
     for start in range(0, chunks, BLOCK):
         chunk = start + tl.arange(0, BLOCK)
-        place = chunk[:, None] * (BINS + 2) + bins[None, :]
-        mask = (chunk < chunks)[:, None]
-        below = tl.load(table + place, mask=mask, other=0)
-        own = tl.load(table + place + 1, mask=mask, other=0) - below
-        tl.store(starts + place, before[None, :] + tl.cumsum(own, axis=0) - own, mask=mask)
-        before += tl.sum(own, axis=0)
+        flag = tl.load(flags + chunk, mask=chunk < chunks, other=FEW_BINS)
+        below = slots_below(table, bins, chunk[None, :], chunks, flag[None, :], total, CHUNK, FEW)
+        own = slots_below(table, bins + 1, chunk[None, :], chunks, flag[None, :], total, CHUNK, FEW) - below
+        place = bins * chunks + chunk[None, :]
+        tl.store(
+            starts + place, before[:, None] + tl.cumsum(own, axis=1) - own, mask=(chunk < chunks)[None, :]
+        )
+        before += tl.sum(own, axis=1)
     if tl.program_id(0) == 0:
-        tl.store(starts + BINS, tl.max(missing, axis=0))
+        tl.store(starts + chunks.to(tl.int64) * BINS, tl.max(missing, axis=0))

@@ -30,6 +30,15 @@ FETCH_AHEAD = tl.constexpr("""{
     mov.u32 $0, 0;
 }""")
 AHEAD_BYTES = 2 << 20  # about what an H200 reads until the first map entries have come
+PAGE_BYTES = 2 << 20  # of GPU memory
+LATER = 768  # programs: a third of those that an H200 runs at once
+
+
+@triton.jit
+def fetch(address, size):
+    tl.inline_asm_elementwise(
+        FETCH_AHEAD, "=r,l,r", [address.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit(do_not_specialize=["tokens", "rows_in"])
@@ -51,28 +60,38 @@ def gather_kernel(
     AHEAD: tl.constexpr,
     PIECE: tl.constexpr,
     PIECE_BYTES: tl.constexpr,
+    LATER: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """ROWS tokens by BLOCK_H columns a program. STORE, EVICT: how caches treat what is written, read.
 
     The first AHEAD programs each fetch PIECE elements of y, in the order of memory, while they wait for the
-    map: which rows are whose is not known yet, but all will be read.
+    map: which rows are whose is not known yet, but all will be read. For the first access to a page takes
+    long, they also fetch 16 bytes of every PAGE elements. LATER: a program fetches, too, what the program so
+    many places on is going to read; they have one row each.
     """
+    program = tl.program_id(0)
+    length = rows_in.to(tl.int64) * H
+    if PAGE > 0:
+        page = program.to(tl.int64) * PAGE
+        if page + PIECE <= length:
+            fetch(y + page, 16)
     if AHEAD > 0:
-        piece = tl.program_id(0).to(tl.int64) * PIECE
-        if (tl.program_id(0) < AHEAD) & (piece + PIECE <= rows_in.to(tl.int64) * H):
-            tl.inline_asm_elementwise(
-                FETCH_AHEAD,
-                "=r,l,r",
-                [(y + piece).to(tl.int64), PIECE_BYTES],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+        piece = program.to(tl.int64) * PIECE
+        if (program < AHEAD) & (piece + PIECE <= length):
+            fetch(y + piece, PIECE_BYTES)
     blocks = (H + BLOCK_H - 1) // BLOCK_H
-    rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
-    columns = (tl.program_id(0) % blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
+    rows = (program // blocks) * ROWS + tl.arange(0, ROWS)
+    columns = (program % blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     live = rows < tokens
     inside = (columns < H)[None, :]
+    if LATER > 0:
+        later = program + LATER
+        row = tl.load(row_map + later // blocks, mask=later // blocks < tokens, other=-1)
+        first = (later % blocks) * BLOCK_H
+        if (row >= 0) & (row < rows_in):
+            size = tl.minimum(H - first, BLOCK_H) * (PIECE_BYTES // PIECE)
+            fetch(y + row.to(tl.int64) * Y_STRIDE + first, size)
     if TOP_K == 1:
         row = tl.load(row_map + rows, mask=live, other=-1)
         mapped = (row >= 0) & (row < rows_in)
@@ -127,25 +146,30 @@ def unpermute_plan(
     kind = None if prob is None else prob.dtype
     key = (y.get_device(), y.dtype, hidden, y.stride(0), top_k, kind, size)
     made = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
-    summed = made.producing(made.grid(tokens), (tokens, y.shape[0]), y, (tokens, hidden))
-    # An unused pointer still needs an address.
-    return lambda y, row_id_map, prob: summed(y, row_id_map, row_id_map if prob is None else prob)
+    return made.producing(made.grid(tokens), (tokens, y.shape[0]), y, (tokens, hidden))
 
 
 def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> Variant:
     """Shapes that an H200 preferred: several rows of a program overlap, until there are programs enough."""
     hidden, row_bytes = y.shape[1], y.shape[1] * y.element_size()
+    fetching, pages, evict, store = fetches_ahead(y), False, "", ""
     if top_k == 1:
-        tile, warps, columns = ((16384, 4), (16384, 2), (4096, 4))[size] + (8192,)
+        tile, warps = ((16384, 4), (16384, 2), (4096, 4))[size]
+        columns = 4096 // y.element_size() if size == 2 else 8192
+        evict = "" if size == 2 else "evict_first"
     elif top_k <= 4:
-        tile, warps, columns = 4096, 4, 1024
+        tile, warps, columns = 4096, 2, 1024
+        pages, evict = True, "" if fetching else "evict_first"
     else:
         tile, warps, columns = 2048, 4, 1024
+        # What is fetched ahead may be needed late: rows that are done with go before it.
+        evict, store = ("evict_first", "") if fetching else ("", ".cs")
     block = min(power_of_2(hidden), columns)
     rows = rows_for(tile, min(row_bytes, block * y.element_size()))
     piece = rows * block * top_k  # as much as a program reads
     piece_bytes = piece * y.element_size()
-    ahead = fetches_ahead(y) and top_k <= 4 and size == 0 and piece_bytes % ALIGNMENT == 0
+    ahead = fetching and piece_bytes % ALIGNMENT == 0
+    later = ahead and top_k == 1 and size == 2 and rows == 1 and row_bytes % ALIGNMENT == 0
     constants = {
         "H": hidden,
         "Y_STRIDE": y.stride(0),
@@ -153,11 +177,13 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         "WEIGHTED": weighted,
         "ROWS": rows,
         "BLOCK_H": block,
-        "STORE": ".cs" if top_k > 4 else "",
-        "EVICT": "" if top_k > 4 or size == 2 or (ahead and top_k > 1) else "evict_first",
-        "AHEAD": AHEAD_BYTES // piece_bytes if ahead else 0,
+        "STORE": store,
+        "EVICT": evict,
+        "AHEAD": (AHEAD_BYTES >> pages) // piece_bytes if ahead else 0,
         "PIECE": piece,
         "PIECE_BYTES": piece_bytes,
+        "LATER": LATER if later else 0,
+        "PAGE": PAGE_BYTES // y.element_size() if ahead and pages else 0,
     }
     return GATHER.variant(key, y.get_device(), constants, rows, -(-hidden // block), num_warps=warps)
 

@@ -45,8 +45,8 @@ def made(place, tokens, top_k, hidden, experts, dtype=torch.float32, index=torch
     return x, ids
 
 
-def permute(x, ids, rows=0, **keywords):
-    return wallx.permute(x, ids, rows, [], ids.numel(), **keywords)
+def permute(x, ids, rows=0, workspace=(), **keywords):
+    return wallx.permute(x, ids, rows, list(workspace), ids.numel(), **keywords)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -182,7 +182,20 @@ def test_the_weight_of_a_slot_without_a_row_adds_nothing(place):
     torch.testing.assert_close(wallx.unpermute(y, row_map, prob, 3, 2), exact)
 
 
-@pytest.mark.parametrize("tokens, hidden, top_k", [(512, 2048, 1), (300, 2048, 2), (7, 1024, 4), (40, 72, 2)])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "top_k"),
+    [
+        (512, 2048, 1),
+        (300, 2048, 2),
+        (7, 1024, 4),
+        (40, 72, 2),
+        (9000, 2048, 1),
+        (8200, 2056, 1),
+        (8193, 4100, 1),
+        (9000, 72, 1),
+        (300, 4096, 8),
+    ],
+)
 @pytest.mark.parametrize("skipped", [0, 1, 8])
 def test_rows_fetched_ahead_change_nothing(place, tokens, hidden, top_k, skipped):
     """Memory that begins anywhere, in rows that a program's piece does not divide."""
@@ -192,14 +205,17 @@ def test_rows_fetched_ahead_change_nothing(place, tokens, hidden, top_k, skipped
     flat = torch.randn(skipped + rows * hidden, device=place.device).to(torch.bfloat16)
     y = flat[skipped:].view(rows, hidden)
     row_map = torch.randperm(rows, device=place.device).int()
+    row_map[1::7] = -1
     prob = torch.rand(tokens, top_k, device=place.device)
     found = wallx.unpermute(y, row_map, prob, tokens, top_k)
     torch.testing.assert_close(found, reference.unpermute(y, row_map, prob, tokens, top_k))
     kernels = importlib.import_module("glm_pto_kernels.wallx.triton.unpermute")
-    ahead = [
-        made.constants["AHEAD"] for made in kernels.GATHER.variants.values() if made.constants["H"] == hidden
-    ]
-    assert any(ahead) == kernels.fetches_ahead(y)
+    constants = [made.constants for made in kernels.GATHER.variants.values() if made.constants["H"] == hidden]
+    fetching = kernels.fetches_ahead(y)
+    assert any(found["AHEAD"] for found in constants) == fetching
+    if tokens > 8192:
+        whole_rows = hidden > 1024 and hidden % 8 == 0
+        assert any(found["LATER"] for found in constants) == (fetching and whole_rows)
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
@@ -296,6 +312,37 @@ def test_workspace_is_reused_and_replaced_when_too_small(place):
 )
 def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts, index):
     """The kernels of long lists, at a size for the interpreter; 3000 experts do not fit the table."""
+    shrink_sort(place, monkeypatch, chunks_in_row)
+    x, ids = made(place, 21, 3, 8, experts, index=index, low=-1)
+    permuted, row_map, _ = permute(x, ids, 50, used_before(place), mask_negative=masked)
+    expected = reference.permute(x, ids, 50, masked)
+    assert torch.equal(row_map, expected[1])
+    assert torch.equal(permuted, expected[0])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("chunks_in_row", [0, 8])
+@pytest.mark.parametrize("large", [7, 40, 60])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_chunk_of_many_experts_among_chunks_of_few(place, monkeypatch, masked, chunks_in_row, large, at):
+    """Chunks of few experts write few counts: a slot of a large expert comes after all of their slots."""
+    shrink_sort(place, monkeypatch, chunks_in_row)
+    x, ids = made(place, 37, 1, 8, 4, low=0 if masked else -1)  # chunks of 16, 16 and 5 slots
+    ids[16 * at + 2], ids[16 * at + 4] = large, large - 1
+    if masked:
+        ids[16 * at + 1] = -1
+    permuted, row_map, _ = permute(x, ids, 0, used_before(place), mask_negative=masked)
+    expected = reference.permute(x, ids, 0, masked)
+    assert torch.equal(row_map, expected[1])
+    assert torch.equal(permuted, expected[0])
+
+
+def used_before(place):
+    """A workspace that holds any numbers."""
+    return [torch.randint(-(2**31), 2**31 - 1, (2048,), dtype=torch.int32, device=place.device)]
+
+
+def shrink_sort(place, monkeypatch, chunks_in_row):
     if place.name == "torch":
         pytest.skip("the reference has one way of sorting")
     kernels = importlib.import_module("glm_pto_kernels.wallx.triton.permute")
@@ -306,11 +353,6 @@ def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts
     monkeypatch.setattr(kernels, "FEW", 8)
     monkeypatch.setattr(kernels, "CHUNKS_IN_ROW", chunks_in_row)
     monkeypatch.setattr(kernels, "BINS", 64)
-    x, ids = made(place, 21, 3, 8, experts, index=index, low=-1)
-    permuted, row_map, _ = permute(x, ids, 50, mask_negative=masked)
-    expected = reference.permute(x, ids, 50, masked)
-    assert torch.equal(row_map, expected[1])
-    assert torch.equal(permuted, expected[0])
 
 
 def test_gradients_of_first_and_second_order():
