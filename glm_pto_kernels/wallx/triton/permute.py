@@ -38,11 +38,10 @@ from glm_pto_kernels.wallx.triton.sort import (
 PAIRS = 2048  # up to so many slots every program ranks its own by comparing all pairs: one launch
 CHUNK_SLOTS = (256, 1024)  # of lists that are not, and that are, longer than ...
 LONG = 65536
-WIDTH = 256  # slots or chunks that a program looks at side by side
-CHUNKS_IN_ROW = WIDTH  # up to so many chunks a program sums over them itself instead of a scan launch
+WIDTH = 256  # up to so many chunks a program sums over them itself instead of a scan launch
 BESIDE = ALIGNMENT // torch.int32.itemsize  # counts that a wide load takes
 COUNT_WARPS = 8
-WARP_BYTES = 16384  # of a row, that a warp has registers for
+WARP_BYTES = 8192  # of a row, that a warp has registers for
 
 
 @triton.jit(do_not_specialize=["tokens", "num_out", "chunks"])
@@ -66,10 +65,11 @@ def permute_kernel(
     MASK_NEGATIVE: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    PAIR_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """SLOTS (token, k) pairs a program. RANK: 0 all pairs, 1 sum over the chunks' counts, 2 scanned counts.
 
+    WIDTH: slots, or chunks, that it looks at side by side; with RANK 1 there are no more chunks than that.
     A token's K slots read its row anew, from the L2 cache: one after the other they would wait for each
     other's ranks.
     """
@@ -85,10 +85,10 @@ def permute_kernel(
         tile = tl.load(source, mask=live[:, None] & (columns < H)[None, :], other=0)
     mine = load_ids(ids, slot, live, MASK_NEGATIVE)
     if RANK == 0:
-        rank = rank_by_pairs(ids, mine, slot, total, SLOTS, PAIR_BLOCK, MASK_NEGATIVE)
+        rank = rank_by_pairs(ids, mine, slot, total, SLOTS, WIDTH, MASK_NEGATIVE)
     else:
         chunk = first // CHUNK
-        others = tl.arange(0, PAIR_BLOCK)  # CHUNKS_IN_ROW at most
+        others = tl.arange(0, WIDTH)
         if RANK == 1:
             chunks = chunks // BESIDE * BESIDE  # which it is: tells the compiler that loads can be wide
             there = others < chunks
@@ -97,10 +97,10 @@ def permute_kernel(
         else:
             missing = tl.load(table + chunks.to(tl.int64) * BINS)
         if missing == BIN_MISSING:
-            rank = rank_by_pairs(ids, mine, slot, total, SLOTS, PAIR_BLOCK, MASK_NEGATIVE)
+            rank = rank_by_pairs(ids, mine, slot, total, SLOTS, WIDTH, MASK_NEGATIVE)
         else:
             bin = tl.where(live, bin_of(mine, ids, BINS, MASK_NEGATIVE), 0).to(tl.int32)
-            count = tl.zeros([SLOTS, PAIR_BLOCK], dtype=tl.int32)
+            count = tl.zeros([SLOTS, WIDTH], dtype=tl.int32)
             if RANK == 1:
                 # Earlier chunks hold every slot up to this bin, later ones those below it.
                 earlier = (others < chunk)[None, :]
@@ -113,9 +113,9 @@ def permute_kernel(
                     level, flag = bin[:, None] + earlier.to(tl.int32), flags[None, :]
                     count += slots_below(table, level, others[None, :], chunks, flag, total, CHUNK, FEW)
             begin = chunk * CHUNK
-            whole = total - begin >= (CHUNK + PAIR_BLOCK - 1) // PAIR_BLOCK * PAIR_BLOCK
-            end = first + tl.minimum(SLOTS, total - first)  # the next program's first may be past 2^31
-            rank = rank_in_chunk(ids, mine, slot, begin, end, whole, count, PAIR_BLOCK, MASK_NEGATIVE)
+            whole = total - begin >= (CHUNK + WIDTH - 1) // WIDTH * WIDTH
+            length = first - begin + tl.minimum(SLOTS, total - first)
+            rank = rank_in_chunk(ids, mine, slot, begin, length, whole, count, WIDTH, MASK_NEGATIVE)
             if RANK == 2:
                 rank += tl.load(table + bin.to(tl.int64) * chunks + chunk)
     kept = live & (rank < num_out)
@@ -174,22 +174,16 @@ def permute_plan(
     if slots == 0 or dense_rows(x) is not x or not indices.is_contiguous():
         return None
     rows = num_out_tokens if num_out_tokens > 0 else slots
-    rank, chunk, chunks = 0, MAX_ROWS, 1
-    if slots > PAIRS:
-        chunk = CHUNK_SLOTS[slots > LONG]
-        chunks = -(-slots // chunk)
-        rank = 1 if chunks <= CHUNKS_IN_ROW else 2
-        if rank == 1:
-            chunks = -(-chunks // BESIDE) * BESIDE  # some may be empty
-    growth = max(max_slots, slots) // slots
+    rank, chunk, chunks = cut(slots)
+    needed, room = integers(slots), most_integers(max(max_slots, slots))
     complete = rows <= slots and not mask_negative
-    few = slots <= 1024
+    short = slots <= 1024
     key = (
         x.get_device(), x.dtype, x.shape[1], x.stride(0), indices.dtype, top_k, rank, chunk,
-        mask_negative, few,
+        mask_negative, short,
     )  # fmt: skip
     found = PERMUTE.variants.get(key)
-    made = found or variant(key, x, top_k, rank, chunk, mask_negative, few)
+    made = found or variant(key, x, top_k, rank, chunk, mask_negative, short)
     launch = made.bound(made.grid(slots), (tokens, rows, chunks))
     permuted, map_of_rows = new_rows(x, rows, x.shape[1]), new_rows(indices, slots, dtype=torch.int32)
 
@@ -198,7 +192,7 @@ def permute_plan(
         kept = list(workspace)
         table = indices
         if rank:
-            table = workspace_table(kept, chunks, growth, indices)
+            table = workspace_table(kept, needed, room, indices)
             table = count(indices, table, chunks, chunk, rank, mask_negative)
         if complete:
             mark_complete(row_map, rows)
@@ -210,18 +204,22 @@ def permute_plan(
     return run
 
 
-def variant(key: Hashable, x: Tensor, top_k: int, rank: int, chunk: int, masked: bool, few: bool) -> Variant:
-    """Shapes that an H200 preferred. All pairs: many rows a program. Counts: a warp for a row, where its sums
-    need no exchange between warps.
+def variant(
+    key: Hashable, x: Tensor, top_k: int, rank: int, chunk: int, masked: bool, short: bool
+) -> Variant:
+    """Shapes that an H200 preferred. All pairs: many rows a program. Counts: few warps, which exchange little
+    to add up; with K = 1 there is more to copy for each sum.
     """
     hidden, row_bytes = x.shape[1], x.shape[1] * x.element_size()
-    tile = (8192 if few else 16384) if rank == 0 else 4096
+    tile = (8192 if short else 16384) if rank == 0 else 4096
     rows = rows_for(tile, row_bytes)
     block = min(power_of_2(hidden), MAX_TILE // rows)
     if rank == 0:
-        warps = 4 if few else 8
+        warps = 4 if short else 8
     else:
-        warps = 1 if rows <= 4 and block * x.element_size() <= WARP_BYTES else 4
+        wide = (row_bytes | x.stride(0) * x.element_size()) % ALIGNMENT == 0
+        narrow = rows <= 4 and wide and block * x.element_size() <= WARP_BYTES
+        warps = (2 if top_k == 1 else 1) if narrow else 4
     constants = {
         "H": hidden,
         "X_STRIDE": x.stride(0),
@@ -234,16 +232,38 @@ def variant(key: Hashable, x: Tensor, top_k: int, rank: int, chunk: int, masked:
         "MASK_NEGATIVE": masked,
         "SLOTS": rows,
         "BLOCK_H": block,
-        "PAIR_BLOCK": 512 if rank == 0 else WIDTH,
+        "WIDTH": 512 if rank == 0 else WIDTH,
     }
     return PERMUTE.variant(key, x.get_device(), constants, rows, num_warps=warps)
 
 
-def workspace_table(kept: list[Tensor], chunks: int, growth: int, like: Tensor) -> Tensor:
-    """Room for the counts and their scan: the caller's, or new room that the caller gets to keep."""
-    needed = 2 * table_size(chunks)
+def cut(slots: int) -> tuple[int, int, int]:
+    """How so many slots are ranked (the kernel's RANK), slots of a chunk, chunks (of which the last three may
+    be empty).
+    """
+    if slots <= PAIRS:
+        return 0, MAX_ROWS, 1
+    chunk = CHUNK_SLOTS[slots > LONG]
+    chunks = -(-slots // chunk)
+    padded = -(-chunks // BESIDE) * BESIDE
+    return (1, chunk, padded) if padded <= WIDTH else (2, chunk, chunks)
+
+
+def integers(slots: int) -> int:
+    """Workspace of so many slots: nothing, a table of counts, or that and its scan."""
+    rank, _, chunks = cut(slots)
+    return rank * table_size(chunks)
+
+
+def most_integers(slots: int) -> int:
+    """Workspace of any number of slots up to this; the most need not have it: chunks grow, a scan begins."""
+    return max(integers(min(slots, at)) for at in (slots, LONG, CHUNK_SLOTS[1] * WIDTH))
+
+
+def workspace_table(kept: list[Tensor], needed: int, room: int, like: Tensor) -> Tensor:
+    """So many integers: the caller's memory, or ``room`` of new memory that the caller gets to keep."""
     if not (kept and serves(kept[0], needed, like)):
-        kept[:] = [torch.empty(needed * growth, dtype=torch.int32, device=like.device)]
+        kept[:] = [torch.empty(room, dtype=torch.int32, device=like.device)]
     return kept[0]
 
 

@@ -3,8 +3,8 @@ experts.
 
 A short list is ranked by comparing every pair. A long one is cut into chunks: one launch counts, per chunk,
 the slots below each expert; the rank is then a sum over chunks plus a comparison inside the slot's own
-chunk. Counting needs ids in [-1, BINS - 3]; whether they are is decided on the device, and otherwise all
-pairs are compared.
+chunk. Where chunks are many, a launch between the two sums over them once for all. Counting needs ids in
+[-1, BINS - 3]; whether they are is decided on the device, and otherwise all pairs are compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 BINS = 1024  # the number of experts does not reach the host, so the table has room for every likely one
-FEW = 128  # a histogram of so many bins is enough for most models, and takes a fraction of the time
+FEW = 128  # a histogram of so many bins takes a fraction of the time: enough for 126 experts, none masked
 # What a chunk wrote: its first FEW bins, which hold all of its slots; all bins; or it has a slot without one.
 FEW_BINS, ALL_BINS, BIN_MISSING = (tl.constexpr(flag) for flag in range(3))
 
@@ -48,20 +48,22 @@ def rank_by_pairs(
 
 @triton.jit
 def rank_in_chunk(
-    ids, mine, slot, first, end, whole, count, BLOCK: tl.constexpr, MASK_NEGATIVE: tl.constexpr
+    ids, mine, slot, first, length, whole, count, BLOCK: tl.constexpr, MASK_NEGATIVE: tl.constexpr
 ):
-    """Earlier slots of the same expert in [first, end), which holds every ``slot``, and what ``count`` holds.
+    """Earlier slots of the same expert among ``length`` from ``first`` on, and what ``count`` holds.
 
     Added up in one go: a sum over a program's threads takes longer than what it adds. ``whole``: the last
-    block can be read to its end. Loads without a mask are wider.
+    block can be read to its end. Loads without a mask are wider. Places are told from ``first``, for the
+    slot after the last may be past 2^31.
     """
-    for start in range(first, end, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    slot -= first
+    for start in range(0, length, BLOCK):
+        place = start + tl.arange(0, BLOCK)
         if whole:
-            other = load_ids(ids, at, None, MASK_NEGATIVE)
+            other = load_ids(ids + first, place, None, MASK_NEGATIVE)
         else:
-            other = load_ids(ids, at, at < end, MASK_NEGATIVE)
-        count += ((other[None, :] == mine[:, None]) & (at[None, :] < slot[:, None])).to(tl.int32)
+            other = load_ids(ids + first, place, place < length, MASK_NEGATIVE)
+        count += ((other[None, :] == mine[:, None]) & (place[None, :] < slot[:, None])).to(tl.int32)
     return tl.sum(count, axis=1)
 
 
@@ -101,9 +103,9 @@ def count_kernel(
     Side by side for all chunks, since whoever ranks a slot sums over them.
     """
     chunk = tl.program_id(0)
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = at < total
-    id = load_ids(ids, at, inside, MASK_NEGATIVE)
+    place = tl.arange(0, CHUNK)
+    inside = place < total - chunk * CHUNK  # the slot after the last may be past 2^31
+    id = load_ids(ids, chunk * CHUNK + place, inside, MASK_NEGATIVE)
     missing = inside & ((id < -1) | (id > BINS - 3))
     if MASK_NEGATIVE:
         missing = missing & (id != largest(ids))

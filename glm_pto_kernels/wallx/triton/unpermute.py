@@ -29,7 +29,8 @@ FETCH_AHEAD = tl.constexpr("""{
     @first cp.async.bulk.prefetch.L2.global [from], $2;
     mov.u32 $0, 0;
 }""")
-AHEAD_BYTES = 2 << 20  # about what an H200 reads until the first map entries have come
+# About what an H200 reads until the first map entries have come; half where it turns to all pages meanwhile.
+AHEAD_BYTES, AHEAD_BESIDE_PAGES = 2 << 20, 1 << 20
 PAGE_BYTES = 2 << 20  # of GPU memory
 LATER = 768  # programs: a third of those that an H200 runs at once
 
@@ -66,9 +67,9 @@ def gather_kernel(
     """ROWS tokens by BLOCK_H columns a program. STORE, EVICT: how caches treat what is written, read.
 
     The first AHEAD programs each fetch PIECE elements of y, in the order of memory, while they wait for the
-    map: which rows are whose is not known yet, but all will be read. For the first access to a page takes
-    long, they also fetch 16 bytes of every PAGE elements. LATER: a program fetches, too, what the program so
-    many places on is going to read; they have one row each.
+    map: which rows are whose is not known yet, but all will be read. PAGE: for the first access to a page
+    takes long, programs also fetch 16 bytes of every so many elements. LATER: a program fetches, too, what
+    the program so many places on is going to read; they have one row each.
     """
     program = tl.program_id(0)
     length = rows_in.to(tl.int64) * H
@@ -142,7 +143,7 @@ def unpermute_plan(
         or not (prob is None or prob.is_contiguous())
     ):
         return None
-    size = 0 if tokens <= 4096 else 1 if tokens <= 8192 else 2
+    size = 0 if tokens <= 4096 or top_k > 1 else 1 if tokens <= 8192 else 2
     kind = None if prob is None else prob.dtype
     key = (y.get_device(), y.dtype, hidden, y.stride(0), top_k, kind, size)
     made = GATHER.variants.get(key) or variant(key, y, top_k, prob is not None, size)
@@ -179,7 +180,7 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         "BLOCK_H": block,
         "STORE": store,
         "EVICT": evict,
-        "AHEAD": (AHEAD_BYTES >> pages) // piece_bytes if ahead else 0,
+        "AHEAD": (AHEAD_BESIDE_PAGES if pages else AHEAD_BYTES) // piece_bytes if ahead else 0,
         "PIECE": piece,
         "PIECE_BYTES": piece_bytes,
         "LATER": LATER if later else 0,

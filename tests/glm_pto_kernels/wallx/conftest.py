@@ -86,6 +86,46 @@ def read_scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
+@pytest.fixture
+def guarded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter, loads and stores outside the tensors of a launch are errors."""
+    if place.name != "interpret":
+        return
+    from triton.runtime import interpreter
+
+    launch = importlib.import_module("glm_pto_kernels.wallx.triton.launch")
+    builder, dispatch = interpreter.InterpreterBuilder, launch.Variant.dispatch
+    tensors: list[tuple[int, int]] = []
+
+    def check(pointers, mask):
+        size = interpreter._get_np_dtype(pointers.get_element_ty()).itemsize
+        for address in pointers.data[mask.data.astype(bool)].tolist():
+            assert any(first <= address <= last - size for first, last in tensors), "outside its tensors"
+
+    def load(self, pointers, mask, *rest, then=builder.create_masked_load):
+        check(pointers, mask)
+        return then(self, pointers, mask, *rest)
+
+    def store(self, pointers, value, mask, *rest, then=builder.create_masked_store):
+        check(pointers, mask)
+        return then(self, pointers, value, mask, *rest)
+
+    def note(variant, grid, launched, numbers):
+        tensors[:] = [(t.data_ptr(), t.data_ptr() + extent(t) * t.element_size()) for t in launched]
+        dispatch(variant, grid, launched, numbers)
+
+    monkeypatch.setattr(builder, "create_masked_load", load)
+    monkeypatch.setattr(builder, "create_masked_store", store)
+    monkeypatch.setattr(launch.Variant, "dispatch", note)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Elements from a tensor's first to its last."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 @pytest.fixture(autouse=True)
 def reset_backend() -> Iterator[None]:
     yield

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
 from glm_pto_kernels import wallx
-from glm_pto_kernels.wallx import reference
+from glm_pto_kernels.wallx import plans, reference
 
 # TransformerEngine's tolerances for the same operators: relative, with 1e-5 absolute.
 RELATIVE = {torch.float32: 1e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -250,12 +250,7 @@ def test_empty_prob_is_a_plain_sum(place):
 
 @pytest.mark.parametrize("layout", ["expanded", "strided", "matrix", "scalar"])
 def test_workspace_that_is_not_dense_is_replaced_never_overrun(place, layout, monkeypatch):
-    if place.name == "torch":
-        pytest.skip("the reference needs no workspace")
-    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.permute")
-    # Short lists rank by a scan, too; the kernels of other sizes must not be taken for theirs.
-    for name, value in (("PAIRS", 4), ("CHUNKS_IN_ROW", 0)):
-        monkeypatch.setattr(kernels, name, value)
+    kernels = shrink_sort(place, monkeypatch, 2)
     memory = torch.full((8 * (kernels.BINS + 2),), 7, dtype=torch.int32, device=place.device)
     room = {
         "expanded": memory[:1].expand(10**6),
@@ -286,47 +281,67 @@ def test_gradients_of_two_devices_are_refused(place):
         wallx.unpermute_bwd(x, x.to("meta"), torch.arange(2, dtype=torch.int32, device=place.device), None)
 
 
-def test_workspace_is_reused_and_replaced_when_too_small(place):
-    x, ids = made(place, 7, 2, 8, 3)
-    permuted, row_map, workspace = wallx.permute(x, ids, 0, [], 1000)
-    again = wallx.permute(x, ids, 0, workspace, 1000)
-    assert torch.equal(again[0], permuted)
-    assert torch.equal(again[1], row_map)
-    small = [torch.zeros(1, dtype=torch.int32, device=place.device)]
-    assert torch.equal(wallx.permute(x, ids, 0, small, 1000)[1], row_map)
-    assert torch.equal(wallx.permute(x, ids, 0, torch.tensor([]), 1000)[1], row_map)
+def test_workspace_is_replaced_when_too_small(place, monkeypatch):
+    kernels = shrink_sort(place, monkeypatch, 8)
+    x, ids = made(place, 20, 2, 8, 3)
+    expected = reference.permute(x, ids, 0, False)[1]
+    small = torch.full((kernels.integers(40),), 7, dtype=torch.int32, device=place.device)[1:]
+    for given in ([], torch.tensor([]), [small], [small.long()]):
+        _, row_map, workspace = wallx.permute(x, ids, 0, given, 40)
+        assert torch.equal(row_map, expected)
+        assert workspace[0].numel() == kernels.integers(40)
+    assert (small == 7).all()
+
+
+def test_workspace_serves_every_size_up_to_the_one_it_was_made_for(place, monkeypatch, guarded):
+    """The need jumps where chunks grow (above 64 slots) and where a scan begins (above 512)."""
+    kernels = shrink_sort(place, monkeypatch, 8)
+    monkeypatch.setattr(kernels, "CHUNK_SLOTS", (16, 64))
+    monkeypatch.setattr(kernels, "LONG", 64)
+    for most in (64, 100, 512, 530):
+        sizes = [size for size in (9, 64, 65, 512, 530) if size <= most]
+        workspace = []
+        for size in sizes:
+            x, ids = made(place, size, 1, 8, 5)
+            permuted, _, kept = wallx.permute(x, ids, 0, workspace, most)
+            assert torch.equal(permuted, reference.permute(x, ids, 0, False)[0])
+            assert not workspace or kept[0] is workspace[0]
+            workspace = kept
+        assert workspace[0].numel() == max(map(kernels.integers, range(most + 1)))
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    ("chunks_in_row", "experts", "index"),
+    ("width", "experts", "index"),
     [
-        (128, 5, torch.int32),
-        (1, 5, torch.int64),
-        (128, 40, torch.int64),
-        (1, 40, torch.int32),
-        (128, 3000, torch.int32),
-        (1, 3000, torch.int64),
+        (8, 5, torch.int32),
+        (2, 5, torch.int64),
+        (8, 40, torch.int64),
+        (2, 40, torch.int32),
+        (8, 3000, torch.int32),
+        (2, 3000, torch.int64),
     ],
     ids=str,
 )
-def test_long_lists_by_chunks(place, monkeypatch, masked, chunks_in_row, experts, index):
+def test_long_lists_by_chunks(place, monkeypatch, guarded, masked, width, experts, index):
     """The kernels of long lists, at a size for the interpreter; 3000 experts do not fit the table."""
-    shrink_sort(place, monkeypatch, chunks_in_row)
+    kernels = shrink_sort(place, monkeypatch, width)
     x, ids = made(place, 21, 3, 8, experts, index=index, low=-1)
     permuted, row_map, _ = permute(x, ids, 50, used_before(place), mask_negative=masked)
     expected = reference.permute(x, ids, 50, masked)
     assert torch.equal(row_map, expected[1])
     assert torch.equal(permuted, expected[0])
+    ranks = [launched.constants["RANK"] for launched in kernels.PERMUTE.variants.values()]
+    assert ranks == [1 if width == 8 else 2]
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("chunks_in_row", [0, 8])
+@pytest.mark.parametrize("width", [2, 8])
 @pytest.mark.parametrize("large", [7, 40, 60])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_one_chunk_of_many_experts_among_chunks_of_few(place, monkeypatch, masked, chunks_in_row, large, at):
+def test_one_chunk_of_many_experts_among_chunks_of_few(place, monkeypatch, guarded, masked, width, large, at):
     """Chunks of few experts write few counts: a slot of a large expert comes after all of their slots."""
-    shrink_sort(place, monkeypatch, chunks_in_row)
+    shrink_sort(place, monkeypatch, width)
     x, ids = made(place, 37, 1, 8, 4, low=0 if masked else -1)  # chunks of 16, 16 and 5 slots
     ids[16 * at + 2], ids[16 * at + 4] = large, large - 1
     if masked:
@@ -342,17 +357,18 @@ def used_before(place):
     return [torch.randint(-(2**31), 2**31 - 1, (2048,), dtype=torch.int32, device=place.device)]
 
 
-def shrink_sort(place, monkeypatch, chunks_in_row):
+def shrink_sort(place, monkeypatch, width):
+    """The kernels of long lists at sizes for the interpreter: up to ``width`` chunks without a scan."""
     if place.name == "torch":
-        pytest.skip("the reference has one way of sorting")
+        pytest.skip("the reference has one way of sorting and needs no workspace")
     kernels = importlib.import_module("glm_pto_kernels.wallx.triton.permute")
+    # Neither launches nor plans of other sizes may be taken for theirs, nor theirs later.
     for kernel in ("COUNT", "SCAN", "PERMUTE"):
         monkeypatch.setattr(getattr(kernels, kernel), "variants", {})
-    monkeypatch.setattr(kernels, "PAIRS", 4)
-    monkeypatch.setattr(kernels, "CHUNK_SLOTS", (16, 16))
-    monkeypatch.setattr(kernels, "FEW", 8)
-    monkeypatch.setattr(kernels, "CHUNKS_IN_ROW", chunks_in_row)
-    monkeypatch.setattr(kernels, "BINS", 64)
+    monkeypatch.setattr(plans, "PLANS", {})
+    for name, value in (("PAIRS", 4), ("CHUNK_SLOTS", (16, 16)), ("FEW", 8), ("WIDTH", width), ("BINS", 64)):
+        monkeypatch.setattr(kernels, name, value)
+    return kernels
 
 
 def test_gradients_of_first_and_second_order():
