@@ -31,7 +31,8 @@ def every_case(quick: bool) -> list[Entry]:
     tokens = LENGTHS[:3] if quick else LENGTHS
     made = [Entry(lambda t=t: permute_case(t, 2048, 1), t <= 6144) for t in tokens]
     made += [Entry(lambda k=k: permute_case(4096, 4096, k), True) for k in (2, 8)]
-    made += [Entry(lambda t=t: map_case(t, 2048), t <= 6144) for t in tokens]
+    made += [Entry(lambda t=t: map_case(t, 2048, 1), t <= 6144) for t in tokens]
+    made += [Entry(lambda k=k: map_case(4096, 4096, k), False) for k in (2, 8)]
     made += [Entry(lambda t=t: unpermute_case(t, 2048, 1), t <= 6144) for t in tokens]
     made += [Entry(lambda k=k: unpermute_case(4096, 4096, k), True) for k in (2, 8)]
     made += [

@@ -62,17 +62,18 @@ def permute_case(tokens: int, hidden: int, top_k: int) -> Case:
     return case
 
 
-def map_case(tokens: int, hidden: int) -> Case:
+def map_case(tokens: int, hidden: int, top_k: int) -> Case:
     """permute with a map that was made before."""
-    ids, x = routing(tokens, 1), rows(tokens, hidden)
-    row_map = wallx.permute(x, ids, 0, [], tokens)[1]
-    order = torch.argsort(ids.view(-1), stable=True)
+    ids, x = routing(tokens, top_k), rows(tokens, hidden)
+    slots = tokens * top_k
+    row_map = wallx.permute(x, ids, 0, [], slots)[1]
+    order = torch.argsort(ids.view(-1), stable=True) // top_k
     calls: dict[str, Call] = {
-        "ours": lambda: wallx.permute_with_map(x, row_map, tokens),
-        "copy": copy_of(2 * tokens * hidden * 2),
+        "ours": lambda: wallx.permute_with_map(x, row_map, slots, top_k),
+        "copy": copy_of((tokens + slots) * hidden * 2),
         "index_select": lambda: x.index_select(0, order),
     }
-    case = Case("permute, map given", label(tokens, hidden, 1), 4 * tokens * hidden, calls)
+    case = Case("permute, map given", label(tokens, hidden, top_k), (tokens + slots) * hidden * 2, calls)
     for _ in range(2):
         x.copy_(rows(tokens, hidden))
         poison()

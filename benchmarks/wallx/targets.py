@@ -56,6 +56,7 @@ MAPPED, ROW = "permute, map given", "T={} H=2048 K=1"
 TARGETS = [
     *each("permute", ROW, {512: 8, 2048: 11, 6144: 20, 16384: 40, 65536: 150}),
     *each("permute", ROW, dict.fromkeys((512, 2048, 6144, 16384, 65536), 5), above=MAPPED),
+    *each("permute", "T=4096 H=4096 K={}", {2: 5, 8: 5}, above=MAPPED),
     *each(MAPPED, ROW, {512: 3.1, 2048: 6.5}),
     *each(MAPPED, ROW, {6144: 1.05, 16384: 1.05, 65536: 1.05}, over="copy"),
     *each("unpermute", ROW, {512: 3.0, 2048: 6.3}),
@@ -83,21 +84,27 @@ TARGETS = [
 
 def missed(results: dict[str, Any]) -> list[tuple[Target, float]]:
     """Targets that a run did not reach."""
+    return [(target, value) for target, value in tried(results) if value > target.limit]
+
+
+def tried(results: dict[str, Any]) -> list[tuple[Target, float]]:
+    """Targets whose cases a run did not leave out."""
     found = [(target, target.found(results)) for target in TARGETS]
-    return [(target, value) for target, value in found if value is not None and value > target.limit]
+    return [(target, value) for target, value in found if value is not None]
 
 
-def table(results: dict[str, Any]) -> str:
-    """The missed ones as Markdown."""
-    rows = ["| not reached | found | aimed at |", "| --- | --- | --- |"]
-    for target, value in missed(results):
+def verdict(results: dict[str, Any]) -> str:
+    """How many targets a run reached and, as a Markdown table, which it missed."""
+    lacking, count = missed(results), len(tried(results))
+    said = f"{count - len(lacking)} of {count} targets reached"
+    if not lacking:
+        return said
+    rows = [said, "", "| not reached | found | aimed at |", "| --- | --- | --- |"]
+    for target, value in lacking:
         case, unit = f"{target.operator} {target.shape}", target.unit
         rows.append(f"| {case} | {value:.4g} {unit} | {target.limit:.4g} {unit} |")
     return "\n".join(rows)
 
 
 if __name__ == "__main__":
-    measured = json.loads(Path(sys.argv[1]).read_text())
-    tried = [target for target in TARGETS if target.found(measured) is not None]
-    print(f"{len(tried) - len(missed(measured))} of {len(tried)} targets reached\n")
-    print(table(measured))
+    print(verdict(json.loads(Path(sys.argv[1]).read_text())))

@@ -17,7 +17,8 @@ from benchmarks.wallx.cases import Entry
 
 CASES = {
     "permute": lambda: moe.permute_case(64, 32, 2),
-    "map": lambda: moe.map_case(64, 32),
+    "map": lambda: moe.map_case(64, 32, 1),
+    "map_two": lambda: moe.map_case(64, 32, 2),
     "unpermute": lambda: moe.unpermute_case(64, 32, 2),
     "unpermute_one": lambda: moe.unpermute_case(64, 32, 1),
     "unpermute_bwd": lambda: moe.bwd_case(64, 32, 2),
