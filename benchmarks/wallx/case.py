@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 BF16 = torch.bfloat16
+ULPS = "ours, largest error in units of the last place"
 Call = Callable[[], Any]
 
 
@@ -25,6 +27,18 @@ class Case:
     calls: dict[str, Call]
     errors: dict[str, float] = field(default_factory=dict)
 
+    def wrong_by(self, what: str, *errors: float) -> None:
+        """Note errors. The worst of all draws and outputs counts; what is no number is the worst of all."""
+        worst = [math.inf if math.isnan(error) else error for error in errors]
+        self.errors[what] = max(self.errors.get(what, 0.0), *worst)
+
+    def compare(self, who: str, results: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+        """Note how far rounded results are from exact ones; ours element by element, too."""
+        pairs = list(zip(results, exact, strict=True))
+        self.wrong_by(who, *(relative(*pair) for pair in pairs))
+        if who == "ours":
+            self.wrong_by(ULPS, *(ulps(*pair) for pair in pairs))
+
 
 def peer(name: str) -> Any:
     """The module, or None where its package is not installed."""
@@ -37,8 +51,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def relative(actual: Tensor, exact: Tensor) -> float:
-    """Norm of the error over the norm of the exact result; NaN never passes."""
+    """Norm of the error over the norm of the exact result."""
     return ((actual.double() - exact.double()).norm() / exact.double().norm()).item()
+
+
+def ulps(actual: Tensor, exact: Tensor) -> float:
+    """Largest error of one element, in units of the last place that the exact value has in the result's type.
+
+    Of values that nearly cancelled, what fp32 sums are off by is more than their last place: below a
+    hundredth of the root mean square, its unit counts.
+    """
+    wide = exact.float()
+    least = wide.square().mean().sqrt() / 100
+    exponent = torch.frexp(wide.abs().clamp(min=least)).exponent
+    digits = 1 - round(math.log2(torch.finfo(actual.dtype).eps))
+    return ((actual.float() - wide).abs() * torch.exp2((digits - exponent).float())).max().item()
 
 
 def copy_of(size: int) -> Call:

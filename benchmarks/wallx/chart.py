@@ -1,4 +1,4 @@
-"""``python benchmarks/wallx/chart.py RESULTS.json CHART.svg``: the chart, and on standard output the table.
+"""``python benchmarks/wallx/chart.py RESULTS.json CHART.svg``: the chart, and on standard output the tables.
 
 Memory-bound operators are drawn as a share of a plain copy of the same bytes in the same run, matrix
 products as a share of two ``torch.mm``. Shorter is faster; 1 is the dashed line.
@@ -26,6 +26,7 @@ class Line:
     other: float
     name: str
     unit: float
+    floor: float
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -33,27 +34,53 @@ class Line:
 
 
 def lines(results: dict[str, Any]) -> list[Line]:
-    found = []
+    found, ceilings = [], results["ceilings"]
     for case in results["cases"]:
         gemm = case["operator"] == "dual GEMM"
-        kind, yardstick = ("interleaved", "two torch.mm") if gemm else ("gpu_only", "copy")
+        kind, yardstick = "interleaved" if gemm else "gpu_only", yardstick_of(case)
         times = {name: kinds[kind] for name, kinds in case["times"].items()}
         others = {n: t for n, t in times.items() if n not in HIDDEN and n != "ours"}
         name = min(others, key=lambda n: others[n])
         label = f"{case['operator']} {case['shape']}"
-        found.append(Line(label, times["ours"], others[name], name, times[yardstick]))
+        # us: bytes over GB/s of a large copy, or operations over TFLOP/s of a large product.
+        floor = case["bytes_or_flops"] / (
+            ceilings["mm_tflop_s"] * 1e6 if gemm else ceilings["copy_gb_s"] * 1e3
+        )
+        found.append(Line(label, times["ours"], others[name], name, times[yardstick], floor))
     return found
 
 
 def table(results: dict[str, Any]) -> str:
     rows = [
-        "| case | ours, us | best other, us | copy or two mm, us | share |",
-        "| --- | --- | --- | --- | --- |",
+        "| case | ours, us | best other, us | copy or two mm, us | share | floor over ours |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for one in lines(results):
         other = f"{one.other:.1f} ({one.name})"
-        rows.append(f"| {one.label} | {one.ours:.1f} | {other} | {one.unit:.1f} | {one.shares[0]:.2f} |")
+        shares = f"{one.shares[0]:.2f} | {one.floor / one.ours:.2f}"
+        rows.append(f"| {one.label} | {one.ours:.1f} | {other} | {one.unit:.1f} | {shares} |")
     return "\n".join(rows)
+
+
+def small(results: dict[str, Any]) -> str:
+    """What else was timed where the host matters: ours and, after the stroke, the yardstick."""
+    kinds = ("back_to_back", "graph", "do_bench")
+    rows = [
+        "| ours / copy or two mm, us | host, back to back | in a CUDA graph | between events |",
+        "| --- | --- | --- | --- |",
+    ]
+    for case in results["cases"]:
+        ours, yardstick = (case["times"].get(who, {}) for who in ("ours", yardstick_of(case)))
+        if "back_to_back" in ours:
+            cells = (
+                f"{ours[k]:.1f} / {yardstick[k]:.1f}" if k in ours and k in yardstick else "" for k in kinds
+            )
+            rows.append(f"| {case['operator']} {case['shape']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def yardstick_of(case: dict[str, Any]) -> str:
+    return "two torch.mm" if case["operator"] == "dual GEMM" else "copy"
 
 
 def positions(results: dict[str, Any]) -> str:
@@ -112,5 +139,7 @@ if __name__ == "__main__":
     measured = json.loads(Path(sys.argv[1]).read_text())
     Path(sys.argv[2]).write_text(chart(measured))
     print(table(measured))
+    print()
+    print(small(measured))
     print()
     print(positions(measured))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.wallx.case import Call, Case, compiled, copy_of, label, peer, poison, relative, routing, rows
+from benchmarks.wallx.case import Call, Case, compiled, copy_of, label, peer, poison, routing, rows
 from glm_pto_kernels import wallx
 from glm_pto_kernels.wallx import reference
+
+PROB_GRAD = "prob_grad, largest error"
 
 
 def eager_permute(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,27 +61,30 @@ def permute_case(tokens: int, hidden: int, top_k: int) -> Case:
             if name in calls:
                 permuted, row_map = calls[name]()
                 same = torch.equal(permuted, exact[0]) and torch.equal(row_map, exact[1])
-                case.errors[name] = 0.0 if same else float("inf")
+                case.wrong_by(name, 0.0 if same else math.inf)
     return case
 
 
-def map_case(tokens: int, hidden: int, top_k: int) -> Case:
-    """permute with a map that was made before."""
+def map_case(tokens: int, hidden: int, top_k: int, known: bool = True) -> Case:
+    """permute with a map that was made before. Not known: where it comes from, so it may leave rows out."""
     ids, x = routing(tokens, top_k), rows(tokens, hidden)
     slots = tokens * top_k
     row_map = wallx.permute(x, ids, 0, [], slots)[1]
     order = torch.argsort(ids.view(-1), stable=True) // top_k
+    # A tensor that permute did not return is searched for rows that it leaves out.
+    row_map = row_map if known else row_map.clone()
     calls: dict[str, Call] = {
         "ours": lambda: wallx.permute_with_map(x, row_map, slots, top_k),
         "copy": copy_of((tokens + slots) * hidden * 2),
         "index_select": lambda: x.index_select(0, order),
     }
-    case = Case("permute, map given", label(tokens, hidden, top_k), (tokens + slots) * hidden * 2, calls)
+    name = "permute, map given" if known else "permute, unknown map"
+    case = Case(name, label(tokens, hidden, top_k), (tokens + slots) * hidden * 2, calls)
     for _ in range(2):
         x.copy_(rows(tokens, hidden))
         poison()
         for name in ("ours", "index_select"):
-            case.errors[name] = 0.0 if torch.equal(calls[name](), x[order]) else float("inf")
+            case.wrong_by(name, 0.0 if torch.equal(calls[name](), x[order]) else math.inf)
     return case
 
 
@@ -120,7 +126,7 @@ def unpermute_case(tokens: int, hidden: int, top_k: int) -> Case:
         poison()
         for name, call in calls.items():
             if name != "copy":
-                case.errors[name] = relative(call(), exact)
+                case.compare(name, [call()], [exact])
     return case
 
 
@@ -167,7 +173,7 @@ def bwd_case(tokens: int, hidden: int, top_k: int) -> Case:
         for name, call in calls.items():
             if name != "copy":
                 act, weight = call()
-                case.errors[name] = relative(act, exact[0])
-                if top_k > 1:
-                    case.errors[f"{name}, prob_grad, largest error"] = (weight - exact[1]).abs().max().item()
+                case.compare(name, [act], exact[:1])
+                if top_k > 1 or name == "ours":
+                    case.wrong_by(f"{name}, {PROB_GRAD}", (weight - exact[1]).abs().max().item())
     return case
