@@ -35,6 +35,19 @@ def apply(file: Source, wanted: Sequence[tuple[str, Match]]) -> Source:
 
 
 @bounded
+def refuse(file: Source, site: str, match: Match) -> None:
+    """Raises `Unreadable` where no guard can be put around the match: what `apply` refuses before it edits.
+
+    Only what is known to change when it is moved is moved here: LibCST is dear.
+    """
+    level = _level(file, match)
+    imports.position(file, match.line - 1)
+    strings = (n for s in match.block for n in ast.walk(s) if isinstance(n, ast.JoinedStr))
+    if any(n.end_lineno != n.lineno for n in strings):
+        guards.wrap(file, list(match.block), our_lines(file, site, match), *level)
+
+
+@bounded
 def strip(file: Source, sites: Collection[str] | None = None, *, force: bool = False) -> Source:
     """The file without the guards of the sites (all: None); our import line goes with the last guard.
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_pto.codemods import locate, pattern, reading
+from glm_pto.codemods import elsewhere, locate, pattern
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.recipe import MODULE, Form, Place, Recipe
 from glm_pto.codemods.source import Source, Unreadable, bounded, first_line
@@ -90,9 +90,12 @@ def explain(
     """The finding for a place where nothing fits, and the file that it names."""
     version = package.version or "of unknown version"
     try:
-        near = _nearest_of(files, place, package)
+        needing = elsewhere.uses(files, recipe, place, package, None)
+        near = None if needing else _nearest_of(files, place, package)
     except Unreadable as error:
         return replace(blank, state=State.MOVED, message=str(error)), None
+    if needing:
+        return elsewhere.other_form(recipe, place, package, blank, needing[0]), needing[0].path
     if near is not None:
         file, candidate = near
         first, likest = candidate.wanted.splitlines()[0], candidate.found.splitlines()[0]
@@ -109,7 +112,8 @@ def explain(
     except Unreadable as error:  # the computation may stand in there
         return replace(blank, state=State.MOVED, message=str(error)), None
     if found is None:
-        return replace(blank, message=f"{package.name} {version} has no such computation"), None
+        message = f"{package.name} {version} has no such computation{elsewhere.none_of(place)}"
+        return replace(blank, message=message), None
     path, line = found
     message = (
         f"{files.name(path)}:{line}: this function looks like what {recipe.site} replaces, but no known "
@@ -132,20 +136,7 @@ def _landmarks(files: Files, site: str, place: Place, package: Package) -> tuple
     """A function elsewhere in the package with all the landmarks; only asked when nothing fits."""
     if not place.landmarks:
         return None
-    for path in sorted(package.path.rglob("*.py")):
-        if "_310p" in path.parts:
-            continue
-        try:
-            data = reading.load(path)
-        except OSError as error:
-            if error.errno in reading.NO_SOURCE:
-                continue
-            raise Unreadable(
-                f"{files.name(path)}: cannot be read ({error.strerror}), so nobody can tell whether {site} "
-                "stands in it"
-            ) from None
-        if not all(text.encode() in data for text in place.landmarks):
-            continue
+    for path in elsewhere.mentioning(files, site, place.landmarks, package):
         file = files.get(path)
         line = None if file is None else locate.holds_all(file.tree, file.lines, place.landmarks)
         if line is not None:

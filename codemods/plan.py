@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm_pto.codemods import edit, guard, locate, missing, reading, seal, shadow, source
+from glm_pto.codemods import edit, elsewhere, guard, locate, missing, reading, seal, shadow, source
 from glm_pto.codemods.findings import Finding, State
 from glm_pto.codemods.guard import Guard
 from glm_pto.codemods.locate import Match
@@ -122,7 +122,9 @@ def look(files: Files, recipe: Recipe, place: Place, package: Package) -> Spot:
         return Spot(recipe, place, finding, spots[0].path)
     spots.sort(key=lambda s: s.finding.state is not State.PASTED)
     if spots:
-        return spots[0]
+        line = spots[0].match.line if spots[0].match else None
+        row = elsewhere.uncovered(files, recipe, place, package, spots[0].finding, line)
+        return replace(spots[0], finding=row)
     row, near = missing.explain(files, recipe, place, package, blank)
     return Spot(recipe, place, row, near)
 
@@ -176,6 +178,7 @@ def _applicable(spot: Spot, file: Source, match: Match) -> Spot:
     unset = locate.unset(match, branch)
     scope = locate.unmet(file, match.form)
     if not missing and not unset and scope is None:
+        edit.refuse(file, spot.recipe.site, match)
         return replace(spot, finding=replace(row, state=State.APPLICABLE), match=match)
     what = f"{scope} is not the reviewed text any more"
     if missing:

@@ -222,6 +222,9 @@ def _guard(files: Files, path: Path, here: list[Spot]) -> None:
     if going:
         files.put(path, edit.strip(file, going))
         wanted = [plan.again(files, s) for s in wanted]
+        for spot in wanted:
+            if spot.finding.state in BLOCKING:
+                raise Unreadable(spot.finding.message)
         file = files.get(path)
         assert file is not None
     pairs = [(s.recipe.site, s.match) for s in wanted if s.match is not None]

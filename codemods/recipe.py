@@ -60,6 +60,8 @@ class Place:
     have). ``unless_package``: the place is not used in trees that hold that package too; a guard that an
     earlier apply left there is taken out. ``landmarks`` are texts that, all in one function
     elsewhere in the package, betray the computation: then the answer is "moved" and names it, else "absent".
+    ``module``: one that nothing in the package may need but the guarded statements; an import of it, or a
+    string that names it, anywhere in the package betrays the computation, too.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Place:
     optional: bool = False
     unless_package: str | None = None
     landmarks: tuple[str, ...] = ()
+    module: str | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ RECIPE = Recipe(
             name="import",
             package="wall_x",
             reached=reached,
+            module="wallx_csrc",
             forms=(
                 Form(
                     name="import-as-backend",

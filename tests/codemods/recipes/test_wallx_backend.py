@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glm_pto.codemods.findings import State
+from glm_pto import Options, Refusal, State, apply
 
 FILE = "wall_x/fusions/backend.py"
 ROOT = Path(__file__).parents[3]
@@ -65,27 +65,91 @@ def test_is_found_again_when_applied(patient: Make) -> None:
     assert tree.finding().state is State.APPLIED
 
 
+NONE = "nothing in it needs wallx_csrc (looked for `import wallx_csrc as backend` at the top level of"
+
+
 def test_a_release_without_the_line_is_absent(patient: Make) -> None:
     found = patient({FILE: BEFORE.replace("import wallx_csrc as backend\n", "")}).finding()
     assert found.state is State.ABSENT
-    assert "has no such computation" in found.message
+    assert found.message == f"wall_x of unknown version has no such computation: {NONE} {FILE})"
 
 
 def test_a_release_without_the_file_is_absent(patient: Make) -> None:
-    assert patient({"wall_x/model.py": "import torch\n"}).finding().state is State.ABSENT
+    found = patient({"wall_x/model.py": "# wallx_csrc is gone\nimport torch\n"}).finding()
+    assert found.state is State.ABSENT and NONE in found.message
 
 
-@pytest.mark.parametrize("line", ["import wallx_csrc", "import wallx_csrc as backends"])
-def test_another_spelling_is_named(patient: Make, line: str) -> None:
-    found = patient({FILE: BEFORE.replace("import wallx_csrc as backend", line)}).finding()
-    assert found.state is State.MOVED
-    assert "Nearest" in found.message
-    assert line in found.message
+LINE = "import wallx_csrc as backend"
+OTHERS = {
+    "plain": (FILE, "import wallx_csrc"),
+    "other_name": (FILE, "import wallx_csrc as backends"),
+    "with_another": (FILE, "import os, wallx_csrc as backend"),
+    "names": (FILE, "from wallx_csrc import permute"),
+    "all_names": (FILE, "from wallx_csrc import *"),
+    "submodule": (FILE, "from wallx_csrc.ops import permute"),
+    "in_a_function": (FILE, f"def load():\n    {LINE}"),
+    "in_a_class": (FILE, f"class Backend:\n    {LINE}"),
+    "importlib": (FILE, 'backend = importlib.import_module("wallx_csrc")'),
+    "dunder": (FILE, "backend = __import__('wallx_csrc')"),
+    "renamed_function": (FILE, 'backend = load(name="wallx_csrc")'),
+    "moved": ("wall_x/ops/backend.py", LINE),
+    "moved_in_a_try": ("wall_x/ops/backend.py", f"try:\n    {LINE}\nexcept ImportError:\n    backend = None"),
+}
 
 
-def test_leaves_alone_an_import_in_a_function(patient: Make) -> None:
-    text = "def load():\n    import wallx_csrc as backend\n    return backend\n"
-    assert patient({FILE: text}).finding().state is State.ABSENT
+@pytest.mark.parametrize(("file", "text"), OTHERS.values(), ids=OTHERS.keys())
+def test_another_form_is_refused_with_what_was_expected_and_found(
+    patient: Make, file: str, text: str
+) -> None:
+    tree = patient({file: BEFORE.replace(LINE, text)})
+    found = tree.finding()
+    lines = (tree.root / file).read_text().splitlines()
+    number, line = next((i, t) for i, t in enumerate(lines, 1) if "wallx_csrc" in t)
+    assert (found.state, found.file, found.line) == (State.MOVED, file, number)
+    for part in (f"{file}:{number}: `{line.strip()}`", f"Expected: `{LINE}`", FILE, "--skip wallx_backend"):
+        assert part in found.message
+    with pytest.raises(Refusal, match="wallx_csrc"):
+        apply([tree.root])
+
+
+@pytest.mark.parametrize("file", [FILE, "wall_x/model.py"])
+def test_a_second_import_that_no_guard_covers_is_refused_before_and_told_after(
+    patient: Make, file: str
+) -> None:
+    second = "def other():\n    from wallx_csrc import rope\n"
+    tree = patient({FILE: BEFORE})
+    alone = BEFORE if file == FILE else ""
+    (tree.root / file).write_text(alone + second)
+    found = tree.finding()
+    assert found.state is State.AMBIGUOUS
+    assert "`from wallx_csrc import rope`" in found.message and "does not cover that" in found.message
+    (tree.root / file).write_text(alone)
+    tree.apply()
+    assert (tree.finding().state, tree.finding().message) == (State.APPLIED, "")
+    with (tree.root / file).open("a") as text:
+        text.write(second)
+    found = tree.finding()
+    assert found.state is State.APPLIED and "`from wallx_csrc import rope`" in found.message
+
+
+@pytest.mark.parametrize(
+    "text", ["from .wallx_csrc import permute", "import wallx_csrc_tools", '"""wallx_csrc."""']
+)
+def test_what_only_resembles_the_import_is_none(patient: Make, text: str) -> None:
+    assert patient({"wall_x/model.py": f"import os\n{text}\n"}).finding().state is State.ABSENT
+
+
+@pytest.mark.parametrize(
+    "beside", [f"{LINE}; X = 1", f"X = 1; {LINE}", f"if True: {LINE}", f"{LINE}\nglm_pto_kernels = 1"]
+)
+def test_status_says_what_apply_refuses(patient: Make, beside: str) -> None:
+    tree = patient({FILE: BEFORE.replace(LINE, beside)})
+    found = tree.finding()
+    assert found.state is State.MOVED and found.message.startswith(FILE)
+    with pytest.raises(Refusal) as told:
+        apply([tree.root], Options(install_kernels=True))
+    assert told.value.problems[0].startswith(found.message)
+    assert "--skip SITE" in told.value.problems[0]
 
 
 @pytest.mark.parametrize("keep", ["# no final newline", ""])
