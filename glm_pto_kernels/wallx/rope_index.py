@@ -33,7 +33,8 @@ def get_rope_index(
     Args:
         input_ids: [B, S] int32 or int64.
         image_grid_thw, video_grid_thw: [N, 3] frames, rows, columns in patches, in the order in which the
-            batch shows them; any number of them.
+            batch shows them; any number of them. What has no patches (a size below ``spatial_merge_size``)
+            is text.
         second_per_grid_ts: [videos] seconds per frame; 1.0 where None.
         attention_mask: [B, S]; 0 is padding, on either side. Padding has position 1 and is counted nowhere.
         spatial_merge_size: patches per merged side.
@@ -43,8 +44,9 @@ def get_rope_index(
         ``(position_ids int64 [3, B, S], deltas int64 [B, 1])``, delta = largest position + 1 - S.
 
     Raises:
-        ValueError: shapes do not fit, or the batch shows more images or videos than there are grids (on a
-            GPU this last one is a device assertion, because looking would synchronise).
+        ValueError: shapes do not fit, or the batch shows more images or videos than there are grids, more
+            videos than seconds where these are given, or a grid with a negative value (on a GPU what the
+            batch shows is a device assertion, because looking would synchronise).
     """
     if input_ids.dim() != 2 or input_ids.dtype not in INTEGERS:
         raise ValueError(
@@ -58,7 +60,9 @@ def get_rope_index(
     for name, grid in (("image_grid_thw", image_grid_thw), ("video_grid_thw", video_grid_thw)):
         check_grid("rope_index", name, grid)
     if second_per_grid_ts is not None and second_per_grid_ts.dim() != 1:
-        raise ValueError(f"rope_index: second_per_grid_ts must be [videos], found {second_per_grid_ts.shape}")
+        raise ValueError(
+            f"rope_index: second_per_grid_ts must be [videos], found {list(second_per_grid_ts.shape)}"
+        )
     check_merge("rope_index", spatial_merge_size)
     vision = Vision(
         spatial_merge_size, image_token_id, video_token_id, vision_start_token_id, tokens_per_second

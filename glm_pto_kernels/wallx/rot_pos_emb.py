@@ -14,14 +14,15 @@ def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, spatial_merge_size: int) -> 
 
     Args:
         inv_freq: [F] floating; used in fp32.
-        grid_thw: [G, 3] int32 or int64: frames, rows, columns in patches.
+        grid_thw: [G, 3] int32 or int64: frames, rows, columns in patches. What is less than
+            a block has no tokens, nor has a grid with a zero.
         spatial_merge_size: patches per merged side.
 
     Returns:
         fp32 [tokens, 2F]: row times frequency, then column times frequency. No grids give an empty tensor.
 
     Raises:
-        ValueError: shapes or types do not fit.
+        ValueError: shapes or types do not fit, or a grid has a negative value.
     """
     if inv_freq.dim() != 1 or not inv_freq.dtype.is_floating_point:
         raise ValueError(

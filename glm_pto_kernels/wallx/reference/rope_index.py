@@ -104,15 +104,25 @@ def grid_of(begins: Tensor, grid: Tensor | None, name: str) -> Tensor:
         f"{name} has {grid.shape[0]} rows, but input_ids has more starts of its kind",
     )
     picked = grid.to(device=begins.device, dtype=torch.int64)[ordinal.clamp(0, grid.shape[0] - 1)]
-    return torch.where(begins.unsqueeze(-1), picked, 0)
+    picked = torch.where(begins.unsqueeze(-1), picked, 0)
+    require((picked >= 0).all(), f"{name} has a negative value, but frames, rows and columns are counts")
+    return picked
 
 
 def interval_of(is_video: Tensor, second_per_grid_ts: Tensor | None) -> Tensor:
     """[B, S] fp32: seconds per frame at the begin of a video, 0 elsewhere; 1 where none are given."""
-    if second_per_grid_ts is None or second_per_grid_ts.numel() == 0:
+    if second_per_grid_ts is None:
         return is_video.float()
+    given = second_per_grid_ts.numel()
+    require(
+        is_video.sum() <= given,
+        f"second_per_grid_ts has {given} values, but input_ids has more starts of videos; "
+        "give one for each, or None for 1.0",
+    )
+    if given == 0:
+        return torch.zeros_like(is_video, dtype=torch.float32)
     seconds = second_per_grid_ts.to(device=is_video.device, dtype=torch.float32)
-    ordinal = (is_video.flatten().cumsum(0).view(is_video.shape) - 1).clamp(0, seconds.numel() - 1)
+    ordinal = (is_video.flatten().cumsum(0).view(is_video.shape) - 1).clamp(0, given - 1)
     return torch.where(is_video, seconds[ordinal], 0.0)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glm_pto_kernels.wallx.grids import read as grids_of
+
 
 def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, merge: int) -> Tensor:
     """fp32 [tokens, 2 * len(inv_freq)]: row times frequency, then column times frequency.
@@ -13,7 +15,8 @@ def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, merge: int) -> Tensor:
     and columns beyond the last whole block are left out. The output's size depends on the grids' values, so
     they are read on the host once.
     """
-    pieces = [patch_positions(t, h // merge, w // merge, merge) for t, h, w in grid_thw.tolist()]
+    grids = grids_of("rot_pos_emb", grid_thw)
+    pieces = [patch_positions(t, h // merge, w // merge, merge) for t, h, w in grids]
     if not pieces:
         return torch.zeros(0, 2 * inv_freq.shape[0], dtype=torch.float32, device=inv_freq.device)
     where = torch.cat(pieces).to(inv_freq.device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glm_pto_kernels.wallx.grids import read as grids_of
+
 
 def get_window_index(grid_thw: Tensor, merge: int, window: int, unit: int) -> tuple[Tensor, Tensor]:
     """Merged patches in window order, and the cumulative window lengths in patches.
@@ -18,8 +20,9 @@ def get_window_index(grid_thw: Tensor, merge: int, window: int, unit: int) -> tu
         int32 [merged patches] and int32 [windows + 1]. Both sizes depend on the grids' values, so they are
         read on the host once.
     """
+    grids = grids_of("get_window_index", grid_thw)
     orders, lengths, first = [], [], 0
-    for frames, rows, columns in ((t, h // merge, w // merge) for t, h, w in grid_thw.tolist()):
+    for frames, rows, columns in ((t, h // merge, w // merge) for t, h, w in grids):
         if min(frames, rows, columns) <= 0:
             continue
         order, length = one_grid(frames, rows, columns, window)

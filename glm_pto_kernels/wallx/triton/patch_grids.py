@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from glm_pto_kernels.wallx.grids import read as grids_of
 from glm_pto_kernels.wallx.triton.launch import Kernel, power_of_2
 
 BLOCK, GRIDS = 64, 128
@@ -118,9 +119,8 @@ ROT, WINDOWS = Kernel(rot_pos_kernel), Kernel(window_kernel)
 
 def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, merge: int) -> Tensor:
     """See ``glm_pto_kernels.wallx.rot_pos_emb``."""
-    tokens = sum(
-        t * (h // merge) * (w // merge) for t, h, w in grid_thw.tolist() if min(t, h, w) > 0
-    ) * merge**2  # fmt: skip
+    grids = grids_of("rot_pos_emb", grid_thw)
+    tokens = sum(t * (h // merge) * (w // merge) for t, h, w in grids) * merge**2
     count = inv_freq.shape[0]
     out = torch.empty(tokens, 2 * count, dtype=torch.float32, device=inv_freq.device)
     if out.numel() == 0:
@@ -141,10 +141,11 @@ def rot_pos_emb(inv_freq: Tensor, grid_thw: Tensor, merge: int) -> Tensor:
 def get_window_index(grid_thw: Tensor, merge: int, window: int, unit: int) -> tuple[Tensor, Tensor]:
     """See ``glm_pto_kernels.wallx.get_window_index``."""
     patches = windows = 0
-    for t, rows, columns in ((t, h // merge, w // merge) for t, h, w in grid_thw.tolist()):
-        if min(t, rows, columns) > 0:
-            patches += t * rows * columns
-            windows += t * -(-rows // window) * -(-columns // window)
+    for t, rows, columns in (
+        (t, h // merge, w // merge) for t, h, w in grids_of("get_window_index", grid_thw)
+    ):
+        patches += t * rows * columns
+        windows += t * -(-rows // window) * -(-columns // window)
     index = torch.empty(patches, dtype=torch.int32, device=grid_thw.device)
     if patches == 0:
         return index, torch.zeros(1, dtype=torch.int32, device=grid_thw.device)

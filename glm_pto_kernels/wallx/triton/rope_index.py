@@ -37,6 +37,17 @@ def begins_of(ids, mask, row, length, image, video, start, MASKED: tl.constexpr,
     return live, after & (token == image), after & (token == video)
 
 
+@triton.jit
+def lowest_of(grid, used, BLOCK: tl.constexpr):
+    """The least value of the first ``used`` rows, 0 where none is negative."""
+    at = tl.arange(0, BLOCK)
+    lowest = at * 0
+    for first in range(0, 3 * used, BLOCK):
+        value = tl.load(grid + first + at, mask=first + at < 3 * used, other=0)
+        lowest = tl.minimum(lowest, tl.where(value < 0, -1, 0))
+    return tl.min(lowest, axis=0)
+
+
 @triton.jit(do_not_specialize=["batch", "length", "images", "videos", "intervals", "image", "video", "start"])
 def rope_index_kernel(
     ids, mask, image_grid, video_grid, seconds, out, deltas, fits,
@@ -59,8 +70,13 @@ def rope_index_kernel(
         image_number = image_first + tl.cumsum(is_image.to(tl.int32), axis=0) - 1
         video_number = video_first + tl.cumsum(is_video.to(tl.int32), axis=0) - 1
         if row == batch - 1:
-            enough = (tl.max(image_number, axis=0) < images) & (tl.max(video_number, axis=0) < videos)
-            tl.store(fits, enough)
+            last_image, last_video = tl.max(image_number, axis=0), tl.max(video_number, axis=0)
+            lowest = tl.minimum(
+                lowest_of(image_grid, tl.minimum(last_image + 1, images), BLOCK),
+                lowest_of(video_grid, tl.minimum(last_video + 1, videos), BLOCK),
+            )
+            enough = (last_image < images) & (last_video < videos) & (last_video < intervals)
+            tl.store(fits, enough & (lowest >= 0))
         # The span that each token may lie in began with the latest of both kinds.
         image_at = tl.associative_scan(tl.where(is_image, place, -1), 0, larger)
         video_at = tl.associative_scan(tl.where(is_video, place, -1), 0, larger)
@@ -155,8 +171,10 @@ def rope_index(
         }
         launch = ROPE_INDEX.variant(key, device, constants, num_warps=4 if length <= 2048 else 8)
     counts = [0 if grid is None else grid.shape[0] for grid in (image_grid_thw, video_grid_thw)]
+    # Seconds that are not given are 1.0 for every video that there is a grid for.
+    intervals = counts[1] if second_per_grid_ts is None else second_per_grid_ts.numel()
     numbers = (
-        *(batch, length, *counts, seconds.numel()),
+        *(batch, length, *counts, intervals),
         *(vision.image_token, vision.video_token, vision.start_token),
     )
     launch(batch, (ids, mask, *grids, seconds, out, deltas, fits), numbers)
@@ -167,7 +185,10 @@ def rope_index(
 
 def require_on(fits: Tensor) -> None:
     """As in the reference: an error on the CPU, an assertion on a device, where looking would synchronise."""
-    message = "input_ids has more starts of images or videos than image_grid_thw or video_grid_thw has rows"
+    message = (
+        "input_ids has more starts of images or videos than image_grid_thw or video_grid_thw has rows, or of "
+        "videos than second_per_grid_ts has values, or a grid of theirs has a negative value"
+    )
     if fits.is_cuda:
         torch._assert_async(fits, message)
     elif not bool(fits):

@@ -172,9 +172,47 @@ def test_refuses(place):
             run(place, ids, None, one, one)
         with pytest.raises(ValueError, match=r"video_grid_thw (is missing|has rows)"):
             run(place, ids, None, one.repeat(2, 1))
+    with pytest.raises(ValueError, match=r"second_per_grid_ts must be \[videos\], found \[1, 1\]"):
+        run(place, ids, None, one, one, torch.ones(1, 1))
     with pytest.raises(ValueError, match="does not have the shape of input_ids"):
         run(place, ids, torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"image_grid_thw must be integers \[N, 3\]"):
         run(place, ids, None, torch.zeros(2, 2, dtype=torch.long))
     with pytest.raises(ValueError, match="input_ids must be integers"):
         run(place, ids.float())
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_fewer_seconds_than_videos_are_refused(place, given):
+    """The last one stood for all that were missing."""
+    if place.device == "cuda":
+        pytest.skip("a device assertion, which ends the process's use of the GPU")
+    videos = torch.tensor([[2, 2, 2]] * 3)
+    ids, mask = padded([tokens(1, ("v", 2)), tokens(("v", 2), 2, ("v", 2))], "left")
+    with pytest.raises(ValueError, match=r"second_per_grid_ts has"):
+        run(place, ids, mask, None, videos, torch.full((given,), 0.5))
+
+
+def test_more_seconds_or_none_of_them_where_there_are_no_videos(place):
+    ids, one = torch.tensor([tokens(1, ("v", 2), ("i", 1), 3)]), torch.tensor([[2, 2, 2]])
+    image = torch.tensor([[1, 2, 2]])
+    found = run(place, ids, None, image, one, torch.tensor([0.7, 9.0]))
+    assert torch.equal(found[0], run(place, ids, None, image, one, torch.tensor([0.7]))[0])
+    ids = torch.tensor([tokens(1, ("i", 1), 3)])
+    assert torch.equal(run(place, ids, None, image, one, torch.ones(0))[0], run(place, ids, None, image)[0])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["i", "v"])
+def test_negative_grids_are_refused_where_they_are_used(place, kind, axis):
+    rows = 9  # more grids than a row has tokens
+    grids = torch.tensor([[1, 2, 2]] * (rows + 1))
+    grids[rows, axis] = -2
+    ids = torch.tensor([tokens(1, (kind, 1))] * rows)
+    given = (None, grids) if kind == "v" else (grids, None)
+    run(place, ids, None, *given)  # nothing uses the last one
+    if place.device == "cuda":
+        return  # a device assertion, which ends the process's use of the GPU
+    grids[rows - 1, axis] = -2
+    with pytest.raises(ValueError, match="has a negative value"):
+        run(place, ids, None, *given)

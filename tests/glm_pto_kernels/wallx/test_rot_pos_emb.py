@@ -51,6 +51,22 @@ def test_no_grids(place):
     assert rot_pos_emb(torch.rand(5, device=place.device), grids, 2).shape == (0, 10)
 
 
+@pytest.mark.parametrize("grid", [[0, 4, 4], [1, 0, 4], [1, 4, 0], [0, 0, 0], [1, 1, 4]])
+def test_a_grid_without_a_block_has_no_tokens(place, grid):
+    inv_freq = torch.rand(5, device=place.device)
+    grids = torch.tensor([grid, [1, 2, 4]], device=place.device)
+    assert rot_pos_emb(inv_freq, grids[:1], 2).shape == (0, 10)
+    assert torch.equal(rot_pos_emb(inv_freq, grids, 2), loops(inv_freq, [[1, 2, 4]], 2))
+
+
+@pytest.mark.parametrize("grid", [[-1, 4, 4], [1, -4, 4], [1, 4, -4], [-1, -4, 4], [0, -1, 4]])
+def test_refuses_negative_grids_with_their_values(place, grid):
+    grids = torch.tensor([[1, 2, 2], grid], device=place.device)
+    found = "frames = {}, rows = {}, columns = {} in row 1".format(*grid)
+    with pytest.raises(ValueError, match=f"rot_pos_emb: grid_thw must not be negative, found {found}"):
+        rot_pos_emb(torch.rand(5, device=place.device), grids, 2)
+
+
 def test_refuses():
     grids = torch.tensor([[1, 2, 2]])
     with pytest.raises(ValueError, match="inv_freq must be floating"):

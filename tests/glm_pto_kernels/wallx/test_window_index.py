@@ -52,13 +52,23 @@ def test_more_grids_than_a_program_looks_at_together(place):
 
 
 @pytest.mark.parametrize(
-    "grids", [[], [[0, 4, 4]], [[1, 1, 4]]], ids=["none", "no_frames", "less_than_a_block"]
+    "grids",
+    [[], [[0, 4, 4]], [[1, 0, 4]], [[0, 0, 0]], [[1, 1, 4]]],
+    ids=["none", "no_frames", "no_rows", "nothing", "less_than_a_block"],
 )
 def test_nothing_to_order(place, grids):
     made = torch.tensor(grids, dtype=torch.int32, device=place.device).reshape(-1, 3)
     order, bounds = get_window_index(made, 2, 2, 14, 4)
     assert order.tolist() == []
     assert bounds.tolist() == [0]
+
+
+@pytest.mark.parametrize("grid", [[-1, 4, 4], [1, -4, 4], [1, 4, -4], [-1, -4, 4], [0, -1, 4]])
+def test_refuses_negative_grids_with_their_values(place, grid):
+    grids = torch.tensor([[1, 2, 2], grid], device=place.device)
+    found = "frames = {}, rows = {}, columns = {} in row 1".format(*grid)
+    with pytest.raises(ValueError, match=f"get_window_index: grid_thw must not be negative, found {found}"):
+        get_window_index(grids, 2, 2, 14, 4)
 
 
 def test_refuses():
@@ -68,3 +78,5 @@ def test_refuses():
         get_window_index(torch.tensor([[1, 2, 2]]), 0, 2, 14, 4)
     with pytest.raises(ValueError, match=r"grid_thw must be integers \[N, 3\]"):
         get_window_index(torch.tensor([1, 2, 2]), 2, 2, 14, 4)
+    with pytest.raises(ValueError, match="spatial_merge_unit must be positive, found 0"):
+        get_window_index(torch.tensor([[1, 2, 2]]), 2, 2, 14, 0)
