@@ -554,21 +554,6 @@ def test_F13_side_stream_and_graph_capture(place, tokens):
         torch.testing.assert_close(captured, step(), rtol=0, atol=0)
 
 
-@pytest.mark.gpu
-def test_F2_offsets_beyond_31_bits(place):
-    """More than 2^31 elements: 4.3 GB in, 4.3 GB out."""
-    if place.device != "cuda":
-        pytest.skip("needs an NVIDIA GPU")
-    tokens, hidden = 2**19 + 3, 4096
-    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="cuda").normal_()
-    ids = torch.randint(0, 4, (tokens, 1), dtype=torch.int32, device="cuda")
-    permuted, row_map, _ = permute(x, ids)
-    last = row_map[-5:].long()
-    assert torch.equal(permuted[last], x[-5:])
-    assert torch.equal(wallx.unpermute(permuted, row_map, None, tokens, 1), x)
-    assert torch.equal(wallx.unpermute_bwd(x, permuted, row_map, None)[0], permuted)
-
-
 def test_a_map_that_was_given_other_memory_is_looked_at_again(place, nan_filled):
     x, ids = torch.randn(4, 8, device=place.device), torch.arange(4, device=place.device)[:, None]
     _, row_map, _ = wallx.permute(x, ids, 4, [], 4)
