@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation
-from glm_pto_kernels.wallx.plans import direct, refuse_output, written
+from glm_pto_kernels.wallx.overlaps import refuse_overlaps
+from glm_pto_kernels.wallx.plans import MOST_PLANS, direct, refuse_output, written
+
+NAMES = ("input_expert0", "input_expert1", "weight_expert0", "weight_expert1")
+# Sizes of calls whose outputs shared no memory.
+APART: set[tuple[int | bool, ...]] = set()
 
 
 def asym_dual_gmm_separated(
@@ -28,6 +33,8 @@ def asym_dual_gmm_separated(
         weight_expert0, weight_expert1: [k_i, n_i], or [n_i, k_i] with ``trans_b``. m, n and k may differ
             between the experts; either expert may be empty, and k = 0 gives zeros.
         output_expert0, output_expert1: [m_i, n_i], any strides; made here where None, for every layout.
+            Memory that they share with an input or each other is looked for at the first call of these sizes
+            only.
         trans_a, trans_b: how inputs and weights are stored, see above.
 
     Returns:
@@ -35,7 +42,8 @@ def asym_dual_gmm_separated(
 
     Raises:
         TypeError: the six tensors are not of one floating type.
-        ValueError: shapes or devices do not fit, or elements of an output share memory.
+        ValueError: shapes or devices do not fit, or an output shares memory with an input, the other output
+            or itself.
         RuntimeError: an output was given and gradients were asked for.
     """
     shapes = check(input_expert0, input_expert1, weight_expert0, weight_expert1, trans_a, trans_b)
@@ -47,6 +55,11 @@ def asym_dual_gmm_separated(
         for out, x, shape in zip((output_expert0, output_expert1), inputs[:2], shapes, strict=True)
     )
     if direct(*inputs, out0, out1):
+        if output_expert0 is not None or output_expert1 is not None:
+            same = out0 is out1 or out0 is input_expert0 or out1 is input_expert1
+            key = (*shapes[0], *shapes[1], trans_a, trans_b)
+            if same or key not in APART:
+                keep_apart(key, inputs, out0, out1)
         implementation("dual_gemm", input_expert0)(*inputs, out0, out1, trans_a, trans_b)
         written(out0, out1)
         return out0, out1
@@ -89,6 +102,15 @@ def check(
             f"found {a0.device}, {a1.device}, {b0.device}, {b1.device}"
         )
     return shapes
+
+
+def keep_apart(key: tuple[int | bool, ...], inputs: tuple[Tensor, ...], out0: Tensor, out1: Tensor) -> None:
+    """Refuse outputs that overlap anything, and take it for settled for other calls of these sizes."""
+    named = tuple(zip(("output_expert0", "output_expert1"), (out0, out1), strict=True))
+    refuse_overlaps("asym_dual_gmm", named, tuple(zip(NAMES, inputs, strict=True)))
+    if len(APART) >= MOST_PLANS:
+        APART.clear()
+    APART.add(key)
 
 
 def checked_output(out: Tensor, like: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -19,7 +19,7 @@ def permute(
     input: Tensor,
     indices: Tensor,
     num_out_tokens: int,
-    workspace: Sequence[Tensor] | Tensor,
+    workspace: Sequence[Tensor] | Tensor | None,
     max_expanded_token_num: int,
     *,
     mask_negative: bool = False,
@@ -31,9 +31,9 @@ def permute(
         indices: [T, K] int32 or int64 expert of each slot. Negative ids sort first unless ``mask_negative``.
         num_out_tokens: rows of the output; T*K where it is not positive. Slots beyond it are dropped (map
             -1), rows beyond T*K are zeros.
-        workspace: what an earlier call returned, or nothing (an empty list). Memory that is too small, not
-            dense or of another device is replaced, never overrun. One list must not serve two streams at the
-            same time.
+        workspace: what an earlier call returned, or nothing (None, an empty list). Memory that is too small,
+            not dense or of another device is replaced, never overrun. One list must not serve two streams at
+            the same time.
         max_expanded_token_num: the largest T*K that the workspace has to serve, at least this call's.
         mask_negative: give slots with a negative expert no row (map -1) instead of sorting them first.
 
@@ -42,11 +42,11 @@ def permute(
         (t, k), or -1. No device-to-host synchronisation.
 
     Raises:
-        TypeError: ``indices`` is neither int32 nor int64, ``input`` not floating, a number no integer.
+        TypeError: ``indices`` is neither int32 nor int64, ``input`` not floating, ``workspace``
+            no tensors, or a number no integer.
         ValueError: shapes or devices do not fit, or ``max_expanded_token_num`` is less than T*K.
     """
-    # The document calls the workspace a tensor, the original takes a list: both are accepted.
-    spare = [workspace] if isinstance(workspace, Tensor) and workspace.numel() else list(workspace)
+    spare = list(workspace) if type(workspace) is list else tensors_of(workspace)
     if type(num_out_tokens) is not int or type(max_expanded_token_num) is not int:
         num_out_tokens = count("permute: num_out_tokens", num_out_tokens)
         max_expanded_token_num = count("permute: max_expanded_token_num", max_expanded_token_num)
@@ -58,6 +58,7 @@ def permute(
         return plan(input, indices, spare)  # type: ignore[no-any-return]
     check_indices("permute", input, indices)
     check_rows("permute", num_out_tokens)
+    tensors_of(spare)
     if max_expanded_token_num < indices.numel():
         raise ValueError(
             f"permute: max_expanded_token_num is {max_expanded_token_num}, less than this call's T*K = "
@@ -100,11 +101,22 @@ def permute_with_map(input: Tensor, row_id_map: Tensor, num_out_tokens: int, num
     if plan is not None:
         return plan(input, row_id_map)  # type: ignore[no-any-return]
     check_rows("permute_with_map", rows)
-    check_map("permute_with_map", input, row_id_map, input.shape[0], num_topK)
+    check_map("permute_with_map", input, row_id_map, input.shape[0] if input.dim() else 0, num_topK)
     arguments = (input, row_id_map, rows, num_topK)
     if direct(input, row_id_map):
         return run("permute_with_map", numbers, arguments[:2], *arguments)  # type: ignore[no-any-return]
     return permute_with_map_op(*arguments)
+
+
+def tensors_of(workspace: Sequence[Tensor] | Tensor | None) -> list[Tensor]:
+    """The document calls the workspace a tensor, the original takes a list: both are accepted."""
+    if workspace is None:
+        return []
+    if isinstance(workspace, Tensor):
+        return [workspace] if workspace.numel() else []
+    if not isinstance(workspace, Sequence) or not all(isinstance(one, Tensor) for one in workspace):
+        raise TypeError(f"permute: workspace must be tensors or None, found {workspace!r}")
+    return list(workspace)
 
 
 def check_indices(name: str, x: Tensor, indices: Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import implementation, run
+from glm_pto_kernels.wallx.overlaps import refuse_overlaps
 from glm_pto_kernels.wallx.plans import direct, planned, written
 from glm_pto_kernels.wallx.rope_checks import check, check_output
 from glm_pto_kernels.wallx.rope_tables import table_grads
@@ -31,7 +32,8 @@ def rope(
     Args:
         q: [B, HQ, S, D] and k: [B, HK, S, D], floating, any strides (a transposed view is read in place).
         cos, sin: [3, B, S, D], one plane for time, height and width positions.
-        q_out, k_out: like q and k, any strides; may be q and k themselves.
+        q_out, k_out: like q and k, any strides; each may be its own input, in place. Memory that they share
+            otherwise, with an input or each other, is looked for at the first call of its kind only.
         mrope_section_doubled: three widths that sum to D. They are **three consecutive bands** over the
             whole head, each with its own plane, e.g. [32, 48, 48]; plain rotary embedding is [D, 0, 0]. (The
             document calls this argument a bool.) For the usual bands, which start again at D/2, see
@@ -39,7 +41,8 @@ def rope(
 
     Raises:
         TypeError: types differ or are not floating, or a section is no integer.
-        ValueError: shapes, devices or sections do not fit, D is odd, or elements of an output share memory.
+        ValueError: shapes, devices or sections do not fit, D is odd, or an output shares memory with
+            an input (other than in place), the other output, or itself.
         RuntimeError: gradients were asked for; use ``apply_rope``, or call under ``torch.no_grad``.
     """
     write("rope", q, k, cos, sin, q_out, k_out, mrope_section_doubled, backward=False)
@@ -98,6 +101,12 @@ def apply_rope(
     return rope_op(q, k, cos, sin, widths, repeated, False)
 
 
+NAMES = {
+    "rope": ("q", "k", "cos", "sin", "q_out", "k_out"),
+    "rope_bwd": ("grad_q_out", "grad_k_out", "cos", "sin", "grad_q", "grad_k"),
+}
+
+
 def write(
     name: str,
     q: Tensor,
@@ -125,6 +134,8 @@ def write(
     check_output(name, q, q_out)
     check_output(name, k, k_out)
     if direct(*tensors):
+        named = tuple(zip(NAMES[name], tensors, strict=True))
+        refuse_overlaps(name, named[4:], named[:4], in_place=True)
         run("rope", (name, *widths, q.numel(), in_place), compared, *tensors, widths, False, backward)
         written(q_out, k_out)
         return

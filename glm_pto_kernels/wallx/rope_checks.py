@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -27,9 +28,10 @@ def check(
             f"{name}: cos and sin must be [3, B, S, D] = {list(table)}, "
             f"found {list(cos.shape)} and {list(sin.shape)}"
         )
-    if isinstance(sections, bool) or len(sections) != 3:
+    three = list(sections) if type(sections) in (list, tuple) else listed(sections)
+    if len(three) != 3:
         raise ValueError(f"{name}: the sections are three band widths, e.g. [32, 48, 48], found {sections!r}")
-    widths = [width if type(width) is int else count(f"{name}: a section", width) for width in sections]
+    widths = [width if type(width) is int else count(f"{name}: a section", width) for width in three]
     whole = dim // 2 if repeated else dim
     if dim % 2 or sum(widths) != whole or min(widths) < 0:
         raise ValueError(
@@ -46,6 +48,14 @@ def check(
     if k.device != place or cos.device != place or sin.device != place:
         raise ValueError(f"{name}: q is on {place}, k, cos, sin on {k.device}, {cos.device}, {sin.device}")
     return widths
+
+
+def listed(sections: Any) -> list[Any]:
+    """What is not a list or tuple: an array, a tensor. Nothing of what cannot be listed."""
+    try:
+        return list(sections)
+    except TypeError:
+        return []
 
 
 def check_output(name: str, x: Tensor, out: Tensor) -> None:

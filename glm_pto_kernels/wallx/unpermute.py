@@ -62,7 +62,7 @@ def unpermute_bwd(
         input_bwd: [T, H] gradient of the output, any strides.
         input_fwd: [N, H] the forward's input.
         row_id_map: int32 [K*T], the forward's.
-        prob: [T, K] the forward's; None means K = 1.
+        prob: [T, K] the forward's; None or an empty tensor means K = 1.
 
     Returns:
         ``(act_grad [N, H], prob_grad fp32 [T, K])``. Rows that the map does not name and dropped slots are
@@ -76,8 +76,13 @@ def unpermute_bwd(
     plan = planned(numbers, *tensors)
     if plan is not None:
         return plan(input_bwd, input_fwd, row_id_map, prob)  # type: ignore[no-any-return]
-    tokens = input_bwd.shape[0]
-    top_k = 1 if prob is None else prob.shape[-1]
+    tokens = input_bwd.shape[0] if input_bwd.dim() else 0
+    if prob is not None and prob.dim() != 2 and prob.numel():
+        raise ValueError(f"unpermute_bwd: prob must be [T, K] with T = {tokens}, found {list(prob.shape)}")
+    # An empty one is none, but where there are no slots at all it says how many columns its gradient has.
+    if prob is not None and not prob.numel() and not (prob.shape[:1] == (tokens,) and not row_id_map.numel()):
+        return unpermute_bwd(input_bwd, input_fwd, row_id_map, None)
+    top_k = 1 if prob is None else prob.shape[1]
     check_map("unpermute_bwd", input_bwd, row_id_map, tokens, top_k)
     if input_fwd.dim() != 2 or input_fwd.shape[1] != input_bwd.shape[1] or input_fwd.dtype != input_bwd.dtype:
         raise ValueError(
