@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 from collections.abc import Iterator
@@ -117,6 +118,32 @@ def guarded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "create_masked_load", load)
     monkeypatch.setattr(builder, "create_masked_store", store)
     monkeypatch.setattr(launch.Variant, "dispatch", note)
+
+
+@pytest.fixture
+def annotated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter, integers that a kernel takes as int64 are; it takes their type from their value."""
+    if place.name != "interpret":
+        return
+    import numpy
+    from triton import language
+    from triton.runtime import interpreter
+
+    launch = importlib.import_module("glm_pto_kernels.wallx.triton.launch")
+
+    def wide(number):
+        handle = interpreter.TensorHandle(numpy.array([number], dtype=numpy.int64), language.int64)
+        return language.tensor(handle, language.int64)
+
+    def dispatch(variant, grid, tensors, numbers, then=launch.Variant.dispatch):
+        taken = list(inspect.signature(variant.fn.fn).parameters.values())[len(tensors) :]
+        typed = [
+            wide(number) if "int64" in str(parameter.annotation) else number
+            for parameter, number in zip(taken, numbers, strict=False)  # constants follow
+        ]
+        then(variant, grid, tensors, typed)
+
+    monkeypatch.setattr(launch.Variant, "dispatch", dispatch)
 
 
 def extent(tensor: torch.Tensor) -> int:
