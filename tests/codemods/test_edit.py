@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from glm_pto.codemods import guard
-from tests.codemods.planted import plant, refused
+from glm_pto.codemods import guard, operations
+from glm_pto.codemods.findings import Options, State
+from tests.codemods.planted import FILE, GATE, MODEL, plant, refused
 
 Lines = list[str]
 
@@ -52,3 +53,30 @@ def test_an_edit_that_a_second_apply_would_change_is_found_out(
     monkeypatch.setattr(guard, "as_written", lambda *_: False)
     plant(tmp_path)
     refused(tmp_path, "glm4_moe.py: gate: a second apply would change the file", "please report")
+
+
+UNGUARDABLE = {
+    "something_follows": (GATE, f"{GATE}; seen = 1"),
+    "not_alone": (GATE, f"seen = 1; {GATE}"),
+    "below_if_on_one_line": (GATE, f"if True: {GATE}"),
+    "a_local_name": (GATE, f"glm_pto_kernels = 1\n        {GATE}"),
+    "a_name_of_the_module": ("import torch\n", "import torch as glm_pto_kernels\n"),
+    "a_form_feed": (f"        {GATE}", f"\f        {GATE}"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), UNGUARDABLE.values(), ids=UNGUARDABLE)
+def test_status_says_what_apply_refuses(tmp_path: Path, old: str, new: str) -> None:
+    plant(tmp_path, MODEL.replace(old, new))
+    (row,) = operations.status([tmp_path], Options(sites=("gate",))).trees[0].findings
+    assert row.state is State.MOVED and row.message.startswith(FILE)
+    refused(tmp_path, f"{row.message}. This keeps out gate; --skip SITE goes on without")
+
+
+def test_a_guard_that_cannot_be_renewed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plant(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "VERSION", 0)
+        operations.apply([tmp_path], Options(sites=("gate",), install_kernels=True))
+    file.write_text(file.read_text().replace("        return", "        glm_pto_kernels = 1\n        return"))
+    refused(tmp_path, f"{FILE}:", "glm_pto_kernels is a local name here")
