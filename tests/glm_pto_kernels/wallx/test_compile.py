@@ -29,6 +29,7 @@ def launched() -> set[str]:
     }
 
 
+@pytest.mark.interpret
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the other tests compile them on the GPU")
 @pytest.mark.parametrize("capability", ["9 0", pytest.param("8 0", marks=pytest.mark.thorough)])

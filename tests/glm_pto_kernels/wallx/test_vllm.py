@@ -157,7 +157,7 @@ def test_a_layer_of_two_experts(place, m, n, k, top_k, padded):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float16, 6e-2), (torch.bfloat16, 6e-2)], ids=str
 )
-@pytest.mark.parametrize("most", [32, 64, 128, 192, 224, 256, 512])
+@pytest.mark.parametrize("most", [32, *(pytest.param(m, marks=LARGE) for m in (64, 128, 192, 224, 256)), 512])
 def test_two_experts_of_a_batched_product(place, dtype, tolerance, most):
     """moe/test_batched_moe.py: up to so many tokens an expert, K of 128 to 1024, N of 128 to 1024."""
     skip_large(place, True, most == 32 and dtype != torch.bfloat16)
