@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.wallx.case import Call, Case, compiled, copy_of, label, peer, poison, routing, rows
+from benchmarks.wallx.targets import PROB_GRAD
 from glm_pto_kernels import wallx
 from glm_pto_kernels.wallx import reference
-
-PROB_GRAD = "prob_grad, largest error"
 
 
 def eager_permute(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,8 +31,8 @@ import torch  # noqa: E402
 from benchmarks.wallx import measure  # noqa: E402
 from benchmarks.wallx.case import ULPS, Case, copy_of  # noqa: E402
 from benchmarks.wallx.cases import Entry, every_case  # noqa: E402
-from benchmarks.wallx.moe import PROB_GRAD  # noqa: E402
 from benchmarks.wallx.positions import position_cases  # noqa: E402
+from benchmarks.wallx.targets import PROB_GRAD  # noqa: E402
 
 # What ours may be wrong by: a bf16 result rounded once from an fp32 sum lies within this of the exact one
 # (norms), and within half a unit of the last place; copies are exact.

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
 from glm_pto_kernels.wallx.relaunch import Launch
-from glm_pto_kernels.wallx.triton.launch import hopper
+from glm_pto_kernels.wallx.triton.launch import ALIGNMENT, hopper
 from glm_pto_kernels.wallx.triton.tensor_map import Described, launch_described
 
-ALIGNMENT = 16
 Product = tuple[Tensor, Tensor, Tensor]
 
 

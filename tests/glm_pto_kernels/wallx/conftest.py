@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from glm_pto_kernels.wallx import backends
+from glm_pto_kernels.wallx.overlaps import extent
 
 
 def load_kernels_for_the_interpreter() -> None:
@@ -112,7 +113,7 @@ def guarded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         return then(self, pointers, value, mask, *rest)
 
     def note(variant, grid, launched, numbers):
-        tensors[:] = [(t.data_ptr(), t.data_ptr() + extent(t) * t.element_size()) for t in launched]
+        tensors[:] = [(t.data_ptr(), t.data_ptr() + extent(t)) for t in launched if t.numel()]
         dispatch(variant, grid, launched, numbers)
 
     monkeypatch.setattr(builder, "create_masked_load", load)
@@ -144,13 +145,6 @@ def annotated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         then(variant, grid, tensors, typed)
 
     monkeypatch.setattr(launch.Variant, "dispatch", dispatch)
-
-
-def extent(tensor: torch.Tensor) -> int:
-    """Elements from a tensor's first to its last."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @pytest.fixture(autouse=True)
