@@ -7,6 +7,7 @@ us).
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial, reduce
 from itertools import accumulate
@@ -167,19 +168,42 @@ def mark_complete(row_map: Tensor, rows: int) -> None:
     The version counts writes, the address tells other memory (``map.data = ...``). A write past the counter
     (``map.data[0] = ...``, a numpy or dlpack alias) is not noticed.
     """
-    if not row_map.is_inference():
-        row_map.glm_pto_rows = (rows, row_map._version, row_map.data_ptr())  # type: ignore[attr-defined]
+    where = capture(row_map)
+    if where is not None and not row_map.is_inference():
+        row_map.glm_pto_rows = (rows, row_map._version, row_map.data_ptr(), where)  # type: ignore[attr-defined]
 
 
 def is_complete(row_map: Tensor, rows: int) -> bool:
     """Whether every one of ``rows`` rows is known to be named, without looking at the map on the device.
 
-    Not inside a graph capture: a replay may find another map at the same address.
+    In a graph capture only where the map was made in the same one: a replay may find another map at the
+    address of one from outside. And outside not where it was made in one: nothing has run yet.
     """
     note = getattr(row_map, "glm_pto_rows", None)
-    if note is None or row_map.is_inference() or note != (rows, row_map._version, row_map.data_ptr()):
+    if note is None or row_map.is_inference():
         return False
-    return not (row_map.is_cuda and torch.cuda.is_current_stream_capturing())
+    return bool(note == (rows, row_map._version, row_map.data_ptr(), capture(row_map)))
+
+
+def capture(like: Tensor) -> int | None:
+    """The graph capture that the current stream is in: its number, 0 outside, None where that is unknown."""
+    if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return 0
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    stream = ctypes.c_void_p(torch.cuda.current_stream(like.device).cuda_stream)
+    asked = capture_info()
+    if asked is None or asked(stream, ctypes.byref(status), ctypes.byref(number), None, None, None):
+        return None
+    return number.value or None
+
+
+@cache
+def capture_info() -> Any:
+    """The driver's function that knows the capture of a stream; CUDA 11.3 and later."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
+        return None
 
 
 def dense_rows(x: Tensor) -> Tensor:

@@ -554,6 +554,43 @@ def test_F13_side_stream_and_graph_capture(place, tokens):
         torch.testing.assert_close(captured, step(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("made_in", "used_in"), [(0, 0), (7, 7), (0, 7), (7, 0), (7, 8), (None, None)])
+def test_a_map_is_known_in_the_capture_that_made_it_only(place, monkeypatch, nan_filled, made_in, used_in):
+    if place.name == "torch":
+        pytest.skip("the reference looks at every map")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.launch")
+    x, ids = torch.randn(4, 8, device=place.device), torch.arange(4, device=place.device)[:, None]
+    monkeypatch.setattr(kernels, "capture", lambda like: made_in)
+    _, row_map, _ = wallx.permute(x, ids, 4, [], 4)
+    monkeypatch.setattr(kernels, "capture", lambda like: used_in)
+    assert kernels.is_complete(row_map, 4) == (made_in == used_in and made_in is not None)
+    assert torch.equal(wallx.permute_with_map(x, row_map, 4), x)
+
+
+@pytest.mark.gpu
+def test_the_captures_of_graphs_are_told_apart(place):
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.launch")
+    x, ids = made(place, 300, 1, 64, 4, torch.bfloat16)
+    _, outside, _ = permute(x, ids)
+    wallx.permute_with_map(x, outside, 300)
+    numbers, graphs = [], [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            numbers.append(kernels.capture(x))
+            _, inside, _ = permute(x, ids)
+            placed = wallx.permute_with_map(x, inside, 300)
+            assert kernels.is_complete(inside, 300)
+            assert not kernels.is_complete(outside, 300)
+        assert not kernels.is_complete(inside, 300)
+        graph.replay()
+        assert torch.equal(placed, permute(x, ids)[0])
+    assert kernels.capture(x) == 0
+    assert len(set(numbers)) == 2
+    assert all(numbers)
+
+
 def test_a_map_that_was_given_other_memory_is_looked_at_again(place, nan_filled):
     x, ids = torch.randn(4, 8, device=place.device), torch.arange(4, device=place.device)[:, None]
     _, row_map, _ = wallx.permute(x, ids, 4, [], 4)
