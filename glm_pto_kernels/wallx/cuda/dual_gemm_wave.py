@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.cuda.driver import PROMOTE_NONE, Function, TensorMap, compiled, nvrtc
+from glm_pto_kernels.wallx.cuda.driver import PROMOTE_NONE, Function, TensorMap, bind, compiled, nvrtc
 from glm_pto_kernels.wallx.relaunch import Launch, again
 
 Product = tuple[Tensor, Tensor, Tensor]
@@ -83,6 +83,7 @@ def dual_gemm_wave(products: Sequence[Product], wave: Wave) -> Launch:
     trans_b = b0.stride(1) != 1
     device = o0.get_device()
     with torch.cuda.device(device):
+        bind(device)
         maps = []
         for a, b, o in products:
             weights = b.t() if trans_b else b

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_pto_kernels.wallx.cuda.driver import bind
 from glm_pto_kernels.wallx.relaunch import Launch, again
 from glm_pto_kernels.wallx.triton.launch import DIRECT, direct_launch
 
@@ -68,6 +69,7 @@ def dispatch(
 
     descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), block) for x, block in described]
     with torch.cuda.device(device):
+        bind(device)
         return fn[(grid,)](*descriptors, *numbers, *constants, **options)
 
 
@@ -88,6 +90,7 @@ def encoded(x: Tensor, block: list[int], meta: Any) -> list[Any]:
 
         if len(_encoded) >= MOST:
             _encoded.clear()
+        bind(x.get_device())  # encoding asks for a context, which a thread new to torch has not
         kept = make_tensordesc_arg(TensorDescriptor(x, list(shape), list(strides), block), meta)
         _encoded[key] = kept
     return kept

@@ -188,18 +188,29 @@ def test_one_wave_equals_the_other_kernel_and_repeats_to_the_bit(place):
 
 
 @pytest.mark.gpu
-def test_a_thread_that_has_not_used_torch_can_launch(place):
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param((448, 11008, 256, 32, 2048, 256), id="one_wave"),
+        pytest.param((1088, 2048, 320, 160, 512, 192), id="aligned"),
+        pytest.param((300, 1001, 777, 65, 130, 513), id="odd"),
+    ],
+)
+def test_a_thread_that_has_not_used_torch_can_launch(place, size):
+    """As autograd's may be: the same kernel on the same memory as before, and on other memory."""
     if place.device != "cuda":
         pytest.skip("needs an NVIDIA GPU")
-    tensors = made(place, (448, 11008, 256, 32, 2048, 256), False, False, torch.bfloat16)
-    outputs = wallx.asym_dual_gmm_separated(*tensors)
-    for out in outputs:
+    calls = [made(place, size, False, False, torch.bfloat16) for _ in range(2)]
+    outputs = [wallx.asym_dual_gmm_separated(*calls[0])]
+    outputs.append([torch.empty_like(out) for out in outputs[0]])
+    for out in (*outputs[0], *outputs[1]):
         out.fill_(float("nan"))
     torch.cuda.synchronize()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(wallx.asym_dual_gmm_separated, *tensors, *outputs).result()
-    torch.cuda.synchronize()
-    close(outputs, tensors, False, False)
+    for tensors, made_here in zip(calls, outputs, strict=True):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(wallx.asym_dual_gmm_separated, *tensors, *made_here).result()
+        torch.cuda.synchronize()
+        close(made_here, tensors, False, False)
 
 
 def test_F7_any_strides_of_inputs_and_outputs(place):
