@@ -85,7 +85,8 @@ def dual_gemm_wave(products: Sequence[Product], wave: Wave) -> Launch:
     with torch.cuda.device(device):
         bind(device)
         maps = []
-        for a, b, o in products:
+        # An empty second product has no tiles and is not read: it is described as the first.
+        for a, b, o in (products[0], products[bool(wave.tiles[1])]):
             weights = b.t() if trans_b else b
             weights_map = TensorMap(weights, W_ROWS, PROMOTE_NONE)
             maps += [TensorMap(a, wave.rows), weights_map, TensorMap(o, wave.rows // 2)]

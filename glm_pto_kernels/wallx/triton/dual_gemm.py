@@ -1,8 +1,8 @@
 """Two matrix products in one launch on Triton.
 
-bf16 and fp16 matrices whose rows are dense and 16-byte aligned go through Hopper's tensor copy engine: in
-CUDA C++ where one round of tiles does (``dual_gemm_wave``), else in Triton (``dual_gemm_tma``). Everything
-else (fp32, odd sizes, any strides) goes through pointers, here.
+Matrices in bf16 and fp16 go through Hopper's tensor copy engine: in CUDA C++ where one round of tiles does
+(``dual_gemm_wave``), else in Triton (``dual_gemm_tma``). On older GPUs, and in fp32, they go through pointers
+(``dual_gemm_tiles``). Those whose rows are not dense and 16-byte aligned are copied first (``aligned``).
 """
 
 from __future__ import annotations
@@ -11,89 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Wave, capable, dual_gemm_wave, wave_of
 from glm_pto_kernels.wallx.relaunch import Launch, again
-from glm_pto_kernels.wallx.triton.dual_gemm_tma import (
-    Product,
-    dual_gemm_tma,
-    fits_tma,
-    multiprocessors,
-    row_major,
-)
-from glm_pto_kernels.wallx.triton.launch import Kernel
+from glm_pto_kernels.wallx.triton.aligned import Product, aligned, copy_all, fits, is_filled, row_major
+from glm_pto_kernels.wallx.triton.dual_gemm_tiles import dual_gemm_tiles
+from glm_pto_kernels.wallx.triton.dual_gemm_tma import can_describe, dual_gemm_tma, multiprocessors
 
-SHAPE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
-
-
-@triton.jit
-def place(tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """Row and column of a tile: GROUP tile rows at a time, so that their columns are shared in L2."""
-    high, wide = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    group = tile // (GROUP * wide)
-    size = tl.minimum(high - group * GROUP, GROUP)
-    inside = tile % (GROUP * wide)
-    return group * GROUP + inside % size, inside // size
-
-
-@triton.jit
-def one_tile(
-    a, b, o, tile, m, n, k, a_m, a_k, b_k, b_n, o_m, o_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    row, column = place(tile, m, n, BLOCK_M, BLOCK_N, 8)
-    rows = row * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
-    columns = column * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
-    depth = tl.arange(0, BLOCK_K).to(tl.int64)
-    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        at = start + depth
-        left = tl.load(
-            a + rows[:, None] * a_m + at[None, :] * a_k, mask=(rows < m)[:, None] & (at < k)[None, :], other=0
-        )
-        right = tl.load(
-            b + at[:, None] * b_k + columns[None, :] * b_n,
-            mask=(at < k)[:, None] & (columns < n)[None, :],
-            other=0,
-        )
-        # fp32 stays fp32: torch's own default, too, is not to round to tf32.
-        total = tl.dot(left, right, total, input_precision="ieee")
-    target = o + rows[:, None] * o_m + columns[None, :] * o_n
-    tl.store(target, total.to(o.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
-
-
-NUMBERS = tuple(
-    f"{name}{i}" for i in (0, 1) for name in ("m", "n", "k", "a_m", "a_k", "b_k", "b_n", "o_m", "o_n")
-)
-
-
-@triton.jit(do_not_specialize=NUMBERS)
-def dual_gemm_kernel(
-    a0, b0, o0, a1, b1, o1,
-    m0: tl.int32, n0: tl.int32, k0: tl.int32, a_m0: tl.int64, a_k0: tl.int64, b_k0: tl.int64, b_n0: tl.int64,
-    o_m0: tl.int64, o_n0: tl.int64,
-    m1: tl.int32, n1: tl.int32, k1: tl.int32, a_m1: tl.int64, a_k1: tl.int64, b_k1: tl.int64, b_n1: tl.int64,
-    o_m1: tl.int64, o_n1: tl.int64,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One output tile a program; the tiles of the second product follow those of the first."""
-    tile = tl.program_id(0)
-    first = tl.cdiv(m0, BLOCK_M) * tl.cdiv(n0, BLOCK_N)
-    if tile < first:
-        one_tile(
-            a0, b0, o0, tile, m0, n0, k0, a_m0, a_k0, b_k0, b_n0, o_m0, o_n0, BLOCK_M, BLOCK_N, BLOCK_K
-        )  # fmt: skip
-    else:
-        one_tile(
-            a1, b1, o1, tile - first, m1, n1, k1, a_m1, a_k1, b_k1, b_n1, o_m1, o_n1, BLOCK_M, BLOCK_N,
-            BLOCK_K
-        )  # fmt: skip
-
-
-DUAL = Kernel(dual_gemm_kernel)
+# A launch depends on nothing but what is in its key; training meets the same addresses again and again.
+LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+MOST = 4096
 
 
 def dual_gemm(
@@ -111,17 +39,40 @@ def dual_gemm(
     if launch is not None and torch._C._cuda_getDevice() == device:
         return again(launch, device)
     products = [
-        (a.t() if trans_a else a, b.t() if trans_b else b, o) for a, b, o in ((a0, b0, o0), (a1, b1, o1))
+        deep((a.t() if trans_a else a, b.t() if trans_b else b, o))
+        for a, b, o in ((a0, b0, o0), (a1, b1, o1))
     ]
-    if not fits_tma(products):
-        return dual_gemm_pointers(products)
+    products.sort(key=is_filled, reverse=True)
+    if not is_filled(products[0]):
+        return None
+    described = can_describe(a0)
+    if not fits(products, whole=not described):
+        return dual_gemm_copied(products, whole=not described)
+    if not described:
+        return dual_gemm_tiles(products)
     wave = one_wave(products)
     launch = dual_gemm_tma(products) if wave is None else dual_gemm_wave(products, wave)
-    if launch is not None:
+    if launch is not None and all(a.shape[1] for a, _, _ in products):
         if len(LAUNCHES) >= MOST:
             LAUNCHES.clear()
         LAUNCHES[key] = launch
     return None
+
+
+def deep(product: Product) -> Product:
+    """The product; one of depth 0 is zeros, which are written here and leave nothing to do."""
+    a, b, o = product
+    if o.numel() and a.shape[1] == 0:
+        return a, b, o.zero_()[:0]
+    return product
+
+
+def dual_gemm_copied(products: Sequence[Product], whole: bool) -> None:
+    """Through copies that fit."""
+    fitting, after = aligned(products, whole)
+    lefts, rights, results = zip(*fitting, strict=True)
+    dual_gemm(*lefts, *rights, *results, trans_a=False, trans_b=False)
+    copy_all(after, into_aligned=False)
 
 
 def one_wave(products: Sequence[Product]) -> Wave | None:
@@ -131,27 +82,3 @@ def one_wave(products: Sequence[Product]) -> Wave | None:
     if not (row_major(a0) and capable(device)):
         return None
     return wave_of(*o0.shape, *o1.shape, multiprocessors(device))
-
-
-# A launch depends on nothing but what is in its key; training meets the same addresses again and again.
-LAUNCHES: dict[tuple[Any, ...], Launch] = {}
-MOST = 4096
-
-
-def dual_gemm_pointers(products: Sequence[Product]) -> None:
-    tensors: list[Tensor] = []
-    numbers: list[int] = []
-    tiles = 0
-    for a, b, o in products:
-        m, n = o.shape
-        tensors += (a, b, o)
-        numbers += (m, n, a.shape[1], *a.stride(), *b.stride(), *o.stride())
-        tiles += -(-m // SHAPE["BLOCK_M"]) * -(-n // SHAPE["BLOCK_N"])
-    if tiles == 0:
-        return
-    device = tensors[0].get_device()
-    key = (device, tensors[0].dtype)
-    launch = DUAL.variants.get(key)
-    if launch is None:
-        launch = DUAL.variant(key, device, SHAPE, num_warps=4, num_stages=3)
-    launch(tiles, tensors, numbers)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
 from glm_pto_kernels.wallx.relaunch import Launch
-from glm_pto_kernels.wallx.triton.launch import ALIGNMENT, hopper
+from glm_pto_kernels.wallx.triton.aligned import Product, row_major
+from glm_pto_kernels.wallx.triton.launch import hopper
 from glm_pto_kernels.wallx.triton.tensor_map import Described, launch_described
-
-Product = tuple[Tensor, Tensor, Tensor]
 
 
 @triton.jit
@@ -136,32 +135,9 @@ def tiles_of(tiling: Tiling, products: Sequence[Product]) -> int:
     return sum(-(-o.shape[0] // tiling.block_m) * -(-o.shape[1] // tiling.block_n) for _, _, o in products)
 
 
-def fits_tma(products: Sequence[Product]) -> bool:
-    """Whether both products can be described to the copy engine, in one and the same layout."""
-    a = products[0][0]
-    if interpreting() or a.dtype not in (torch.bfloat16, torch.float16) or not hopper(a.get_device()):
-        return False
-    layouts = [(row_major(a), row_major(b)) for a, b, _ in products]
-    return layouts[0] == layouts[1] and all(
-        describable(a if row_major(a) else a.t())
-        and describable(b if row_major(b) else b.t())
-        and describable(o)
-        for a, b, o in products
-    )
-
-
-def row_major(x: Tensor) -> bool:
-    return x.stride(1) == 1
-
-
-def describable(x: Tensor) -> bool:
-    return (
-        x.numel() > 0
-        and x.stride(1) == 1
-        and x.stride(0) * x.element_size() % ALIGNMENT == 0
-        and x.stride(0) >= x.shape[1]
-        and x.data_ptr() % ALIGNMENT == 0
-    )
+def can_describe(like: Tensor) -> bool:
+    """Whether the copy engine is there for matrices of this type and device."""
+    return not interpreting() and like.dtype in (torch.bfloat16, torch.float16) and hopper(like.get_device())
 
 
 @cache
@@ -203,8 +179,8 @@ def cut(m0: int, n0: int, m1: int, n1: int, tiling: Tiling, programs: int) -> Cu
 
 
 def dual_gemm_tma(products: Sequence[Product], tiling: Tiling | None = None) -> Launch | None:
-    """Both products in one launch."""
-    (a0, b0, o0), (a1, b1, o1) = products
+    """Both products in one launch. The second may be empty, the first not."""
+    (a0, b0, o0), (a1, _, o1) = products
     processors = multiprocessors(o0.get_device())
     tiling = tiling or tiling_of(products, processors)
     trans_a, trans_b = not row_major(a0), not row_major(b0)
@@ -224,9 +200,9 @@ def dual_gemm_tma(products: Sequence[Product], tiling: Tiling | None = None) -> 
 
     described = (
         *described_product(a0, b0, o0, whole),
-        # Without an edge these are never read.
+        # Without an edge these are never read; nor is anything of an empty product, which has no tiles.
         *described_product(a0, b0, o0, plan.edge_block),
-        *described_product(a1, b1, o1, plan.second_block),
+        *described_product(*products[bool(o1.numel())], plan.second_block),
     )
     second_m, second_n = plan.second_block
     numbers = (

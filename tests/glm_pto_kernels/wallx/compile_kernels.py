@@ -9,6 +9,7 @@ the driver.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 from collections import defaultdict
@@ -130,10 +131,15 @@ def positions(rope_index: Any, patch_grids: Any) -> None:
 
 
 def products(dual_gemm: Any) -> None:
-    dual_gemm.fits_tma = lambda products: False
+    dual_gemm.can_describe = lambda like: False
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        a, b, o = made(64, 32, dtype=dtype), made(32, 96, dtype=dtype), made(64, 96, dtype=dtype)
-        dual_gemm.dual_gemm(a, a, b, b, o, o, False, False)
+        for (m, n, k), trans_a, trans_b in itertools.product(
+            ((64, 96, 32), (65, 97, 33)), (False, True), (False, True)
+        ):
+            a = made(*((k, m) if trans_a else (m, k)), dtype=dtype)
+            b = made(*((n, k) if trans_b else (k, n)), dtype=dtype)
+            o = made(m, n, dtype=dtype)
+            dual_gemm.dual_gemm(a, a, b, b, o, o, trans_a, trans_b)
 
 
 def main() -> None:

@@ -29,7 +29,11 @@ SIZES = [
     pytest.param((448, 1104, 256, 32, 208, 256), id="aligned"),
     pytest.param((1088, 2048, 320, 160, 512, 192), id="aligned_tall"),
     pytest.param((4160, 11008, 64, 72, 264, 128), id="aligned_many_tiles"),
+    pytest.param((1088, 2048, 320, 0, 512, 192), id="aligned_second_empty"),
+    pytest.param((0, 512, 64, 160, 2048, 320), id="aligned_first_empty"),
     pytest.param((448, 11008, 200, 32, 2048, 72), id="one_wave"),
+    pytest.param((448, 11008, 200, 0, 2048, 72), id="one_wave_second_empty"),
+    pytest.param((0, 2048, 72, 448, 11008, 200), id="one_wave_first_empty"),
     pytest.param((97, 2048, 64, 170, 10104, 328), id="one_wave_second_larger"),
     pytest.param((500, 10944, 8, 1, 8, 1000), id="one_wave_unlike"),
 ]
@@ -74,6 +78,19 @@ def test_all_layouts(place, size, dtype, trans_a, trans_b):
     given = [torch.full_like(out, float("nan")) for out in made_here]
     assert csrc.asym_dual_gmm(*tensors, *given, trans_a, trans_b) is None
     close(given, tensors, trans_a, trans_b)
+
+
+@pytest.mark.parametrize("size", [(448, 1104, 256, 32, 208, 0), (448, 1104, 0, 32, 208, 256)], ids=str)
+def test_F5_depth_0_gives_zeros_every_time(place, size):
+    """A launch that is kept for the same addresses does not write them."""
+    place.skip_slow(max(size))
+    tensors = made(place, size, False, False, torch.float32 if place.slow else torch.bfloat16)
+    outputs = wallx.asym_dual_gmm_separated(*tensors)
+    for _ in range(2):
+        for out in outputs:
+            out.fill_(float("nan"))
+        wallx.asym_dual_gmm_separated(*tensors, *outputs)
+        close(outputs, tensors, False, False)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 130, 448, 449, 1088, 2100])
@@ -325,6 +342,36 @@ def test_a_write_into_what_autograd_has_saved_is_noticed(place):
         wallx.asym_dual_gmm_separated(x, x, x, x, None, saved)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("trans_a", "trans_b"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param((448, 11007, 2047, 32, 2045, 2043), id="odd"),
+        pytest.param((448, 11007, 256, 32, 2048, 256), id="one_output"),
+        pytest.param((1089, 2048, 321, 160, 512, 192), id="one_depth"),
+        pytest.param((0, 11007, 33, 130, 77, 35), id="first_empty"),
+    ],
+)
+def test_F7_rows_that_are_not_aligned_are_copied(place, size, dtype, trans_a, trans_b):
+    """In a graph, too: what the copies are kept in belongs to it, and a replay copies anew."""
+    if place.device != "cuda":
+        pytest.skip("needs an NVIDIA GPU")
+    tensors = made(place, size, trans_a, trans_b, dtype)
+    outputs = wallx.asym_dual_gmm_separated(*tensors, trans_a=trans_a, trans_b=trans_b)
+    close(outputs, tensors, trans_a, trans_b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        wallx.asym_dual_gmm_separated(*tensors, *outputs, trans_a, trans_b)
+    for tensor in tensors:
+        tensor.copy_(torch.randn_like(tensor))
+    for output in outputs:
+        output.fill_(float("nan"))
+    graph.replay()
+    close(outputs, tensors, trans_a, trans_b)
 
 
 @pytest.mark.gpu
