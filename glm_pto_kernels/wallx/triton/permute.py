@@ -25,7 +25,7 @@ from glm_pto_kernels.wallx.triton.sort import (
     BIN_MISSING,
     BINS,
     FEW,
-    FEW_BINS,
+    MORE,
     bin_of,
     count_kernel,
     load_ids,
@@ -92,8 +92,8 @@ def permute_kernel(
         if RANK == 1:
             chunks = chunks // BESIDE * BESIDE  # which it is: tells the compiler that loads can be wide
             there = others < chunks
-            flags = tl.load(table + (BINS + 1) * chunks + others, mask=there, other=FEW_BINS)
-            missing = tl.max(flags, axis=0)
+            written = tl.load(table + BINS * chunks + others, mask=there, other=1)
+            missing = tl.max(written, axis=0)
         else:
             missing = tl.load(table + chunks.to(tl.int64) * BINS)
         if missing == BIN_MISSING:
@@ -110,8 +110,10 @@ def permute_kernel(
                     below = tl.load(place, mask=there[None, :], other=0)
                     count += tl.where(earlier, tl.load(place + chunks, mask=there[None, :], other=0), below)
                 else:
-                    level, flag = bin[:, None] + earlier.to(tl.int32), flags[None, :]
-                    count += slots_below(table, level, others[None, :], chunks, flag, total, CHUNK, FEW)
+                    level = bin[:, None] + earlier.to(tl.int32)
+                    count += slots_below(
+                        table, level, others[None, :], chunks, written[None, :], total, CHUNK, BINS
+                    )
             begin = chunk * CHUNK
             whole = total - begin >= (CHUNK + WIDTH - 1) // WIDTH * WIDTH
             length = first - begin + tl.minimum(SLOTS, total - first)
@@ -269,7 +271,7 @@ def workspace_table(kept: list[Tensor], needed: int, room: int, like: Tensor) ->
 
 def table_size(chunks: int) -> int:
     """Integers of the counts, and of their scan, which begins at an address that launches need no look at."""
-    return -(-(BINS + 2) * chunks // BESIDE) * BESIDE
+    return -(-(BINS + 1) * chunks // BESIDE) * BESIDE
 
 
 def serves(room: Tensor, needed: int, like: Tensor) -> bool:
@@ -293,6 +295,7 @@ def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked
             "CHUNK": chunk,
             "BINS": BINS,
             "FEW": FEW,
+            "MORE": MORE,
             "MASK_NEGATIVE": masked,
         }
         launch = COUNT.variant(key, device, constants, num_warps=COUNT_WARPS)
@@ -301,8 +304,8 @@ def count(ids: Tensor, table: Tensor, chunks: int, chunk: int, rank: int, masked
         return table
     scan = SCAN.variants.get((device, chunk))
     if scan is None:
-        constants = {"CHUNK": chunk, "BINS": BINS, "FEW": FEW, "BLOCK_BINS": 16, "BLOCK": 64}
-        scan = SCAN.variant((device, chunk), device, constants, num_warps=4)
+        constants = {"CHUNK": chunk, "BINS": BINS, "BLOCK_BINS": 16, "BLOCK": 256, "BLOCK_FLAGS": 1024}
+        scan = SCAN.variant((device, chunk), device, constants, num_warps=8)
     starts = table.narrow(0, table_size(chunks), table_size(chunks))
     scan(BINS // 16, (table, starts), (slots, chunks))
     return starts

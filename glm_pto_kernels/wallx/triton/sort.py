@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 BINS = 1024  # the number of experts does not reach the host, so the table has room for every likely one
-FEW = 128  # a histogram of so many bins takes a fraction of the time: enough for 126 experts, none masked
-# What a chunk wrote: its first FEW bins, which hold all of its slots; all bins; or it has a slot without one.
-FEW_BINS, ALL_BINS, BIN_MISSING = (tl.constexpr(flag) for flag in range(3))
+FEW, MORE = 128, 256  # histograms of so many take a fraction of the time: enough for 126, and 254 experts
+# What a chunk says of itself is how many bins it wrote, or that it has a slot without one.
+BIN_MISSING = tl.constexpr(BINS + 1)
 
 
 @triton.jit
@@ -77,14 +77,22 @@ def bin_of(id, ids, BINS: tl.constexpr, MASK_NEGATIVE: tl.constexpr):
 
 
 @triton.jit
-def slots_below(table, level, chunk, chunks, flag, total, CHUNK: tl.constexpr, FEW: tl.constexpr):
-    """Slots of each chunk below bin ``level``: as counted, or all of them past what it wrote."""
-    written = (level < FEW) | (flag != FEW_BINS)
+def slots_below(table, level, chunk, chunks, written, total, CHUNK: tl.constexpr, BINS: tl.constexpr):
+    """Slots of each chunk below bin ``level``. The last bin that a chunk wrote holds what is masked, so all
+    others are below it; below BINS are those, too.
+    """
     there = chunk < chunks
-    counted = tl.load(table + level * chunks + chunk, mask=written & there, other=0)
-    return tl.where(
-        there, tl.where(written, counted, tl.maximum(tl.minimum(total - chunk * CHUNK, CHUNK), 0)), 0
-    )
+    place = tl.minimum(level, written - 1) * chunks + chunk
+    counted = tl.load(table + place, mask=there & (level < BINS), other=0)
+    every = tl.maximum(tl.minimum(total - chunk * CHUNK, CHUNK), 0)
+    return tl.where(there, tl.where(level < BINS, counted, every), 0)
+
+
+@triton.jit
+def count_bins(column, bin, counts, chunks, N: tl.constexpr):
+    """Slots below each of N bins. Those that do not count go to the last one, which is below none."""
+    found = tl.histogram(tl.where(counts, bin, N - 1), N)
+    tl.store(column + tl.arange(0, N).to(tl.int64) * chunks, tl.cumsum(found, axis=0) - found)
 
 
 @triton.jit(do_not_specialize=["total", "chunks"])
@@ -96,33 +104,33 @@ def count_kernel(
     CHUNK: tl.constexpr,
     BINS: tl.constexpr,
     FEW: tl.constexpr,
+    MORE: tl.constexpr,
     MASK_NEGATIVE: tl.constexpr,
 ):
-    """table[b, c] = slots of chunk c below bin b, b = 0 .. BINS; table[BINS + 1, c]: what chunk c wrote.
+    """table[b, c] = slots of chunk c below bin b, for the bins that it wrote; table[BINS, c]: how many.
 
     Side by side for all chunks, since whoever ranks a slot sums over them.
     """
     chunk = tl.program_id(0)
     place = tl.arange(0, CHUNK)
-    inside = place < total - chunk * CHUNK  # the slot after the last may be past 2^31
-    id = load_ids(ids, chunk * CHUNK + place, inside, MASK_NEGATIVE)
-    missing = inside & ((id < -1) | (id > BINS - 3))
+    counts = place < total - chunk * CHUNK  # the slot after the last may be past 2^31
+    id = load_ids(ids, chunk * CHUNK + place, counts, MASK_NEGATIVE)
     if MASK_NEGATIVE:
-        missing = missing & (id != largest(ids))
-    bin = tl.where(inside & (missing == 0), bin_of(id, ids, BINS, MASK_NEGATIVE), 0).to(tl.int32)
-    column = table + chunk
-    flag = tl.where(tl.max(missing.to(tl.int32), axis=0) > 0, BIN_MISSING, FEW_BINS)
-    # Places outside the list count in the last bin of the histogram, which is below no other that is read.
-    if tl.max(bin, axis=0) < FEW - 1:
-        few = tl.histogram(tl.where(inside, bin, FEW - 1), FEW)
-        tl.store(column + tl.arange(0, FEW).to(tl.int64) * chunks, tl.cumsum(few, axis=0) - few)
+        counts = counts & (id != largest(ids))
+    missing = counts & ((id < -1) | (id > BINS - 3))
+    bin = tl.where(counts & (missing == 0), id + 1, 0).to(tl.int32)
+    column, most = table + chunk, tl.max(bin, axis=0)
+    written = BINS
+    if most < FEW - 1:
+        count_bins(column, bin, counts, chunks, FEW)
+        written = FEW
+    elif most < MORE - 1:
+        count_bins(column, bin, counts, chunks, MORE)
+        written = MORE
     else:
-        flag = tl.maximum(flag, ALL_BINS)
-        many = tl.histogram(tl.where(inside, bin, BINS - 1), BINS)
-        tl.store(column + tl.arange(0, BINS).to(tl.int64) * chunks, tl.cumsum(many, axis=0) - many)
-        valid = tl.sum(inside.to(tl.int32), axis=0)
-        tl.store(column + chunks.to(tl.int64) * BINS, valid)
-    tl.store(column + chunks.to(tl.int64) * (BINS + 1), flag)
+        count_bins(column, bin, counts, chunks, BINS)
+    written = tl.where(tl.max(missing.to(tl.int32), axis=0) > 0, BIN_MISSING, written)
+    tl.store(column + chunks.to(tl.int64) * BINS, written)
 
 
 @triton.jit(do_not_specialize=["total", "chunks"])
@@ -133,30 +141,37 @@ def scan_kernel(
     chunks: tl.int32,
     CHUNK: tl.constexpr,
     BINS: tl.constexpr,
-    FEW: tl.constexpr,
     BLOCK_BINS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_FLAGS: tl.constexpr,
 ):
-    """starts[b, c] = rank of the first slot of bin b in chunk c; starts[BINS, 0] = a bin is missing."""
-    bins = (tl.program_id(0) * BLOCK_BINS + tl.arange(0, BLOCK_BINS)).to(tl.int64)[:, None]
-    flags = table + chunks.to(tl.int64) * (BINS + 1)
-    before = tl.zeros([BLOCK_BINS], dtype=tl.int32)
-    missing = tl.zeros([BLOCK], dtype=tl.int32)
-    for start in range(0, chunks, BLOCK):
-        chunk = start + tl.arange(0, BLOCK)
-        flag = tl.load(flags + chunk, mask=chunk < chunks, other=FEW_BINS)
-        below = slots_below(table, bins, chunk[None, :], chunks, flag[None, :], total, CHUNK, FEW)
-        before += tl.sum(below, axis=1)
-        missing = tl.maximum(missing, flag)
-    for start in range(0, chunks, BLOCK):
-        chunk = start + tl.arange(0, BLOCK)
-        flag = tl.load(flags + chunk, mask=chunk < chunks, other=FEW_BINS)
-        below = slots_below(table, bins, chunk[None, :], chunks, flag[None, :], total, CHUNK, FEW)
-        own = slots_below(table, bins + 1, chunk[None, :], chunks, flag[None, :], total, CHUNK, FEW) - below
-        place = bins * chunks + chunk[None, :]
-        tl.store(
-            starts + place, before[:, None] + tl.cumsum(own, axis=1) - own, mask=(chunk < chunks)[None, :]
-        )
-        before += tl.sum(own, axis=1)
-    if tl.program_id(0) == 0:
-        tl.store(starts + chunks.to(tl.int64) * BINS, tl.max(missing, axis=0))
+    """starts[b, c] = rank of the first slot of bin b in chunk c; starts[BINS, 0] = a bin is missing.
+
+    Bins that no chunk wrote are left out, but for the last ones, which are those of masked slots.
+    """
+    block = tl.program_id(0)
+    bins = (block * BLOCK_BINS + tl.arange(0, BLOCK_BINS)).to(tl.int64)[:, None]
+    flags = table + chunks.to(tl.int64) * BINS
+    most = tl.zeros([BLOCK_FLAGS], dtype=tl.int32)
+    for start in range(0, chunks, BLOCK_FLAGS):
+        chunk = start + tl.arange(0, BLOCK_FLAGS)
+        most = tl.maximum(most, tl.load(flags + chunk, mask=chunk < chunks, other=1))
+    written_by_any = tl.max(most, axis=0)
+    if block == 0:
+        tl.store(starts + chunks.to(tl.int64) * BINS, written_by_any)
+    if (block * BLOCK_BINS < written_by_any) | (block == tl.num_programs(0) - 1):
+        before = tl.zeros([BLOCK_BINS], dtype=tl.int32)
+        for start in range(0, chunks, BLOCK):
+            chunk = start + tl.arange(0, BLOCK)
+            written = tl.load(flags + chunk, mask=chunk < chunks, other=1)
+            below = slots_below(table, bins, chunk[None, :], chunks, written[None, :], total, CHUNK, BINS)
+            before += tl.sum(below, axis=1)
+        for start in range(0, chunks, BLOCK):
+            chunk = start + tl.arange(0, BLOCK)
+            written = tl.load(flags + chunk, mask=chunk < chunks, other=1)
+            below = slots_below(table, bins, chunk[None, :], chunks, written[None, :], total, CHUNK, BINS)
+            upto = slots_below(table, bins + 1, chunk[None, :], chunks, written[None, :], total, CHUNK, BINS)
+            own = upto - below
+            starts_here = before[:, None] + tl.cumsum(own, axis=1) - own
+            tl.store(starts + bins * chunks + chunk[None, :], starts_here, mask=(chunk < chunks)[None, :])
+            before += tl.sum(own, axis=1)

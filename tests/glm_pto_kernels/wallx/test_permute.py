@@ -251,7 +251,7 @@ def test_empty_prob_is_a_plain_sum(place):
 @pytest.mark.parametrize("layout", ["expanded", "strided", "matrix", "scalar"])
 def test_workspace_that_is_not_dense_is_replaced_never_overrun(place, layout, monkeypatch):
     kernels = shrink_sort(place, monkeypatch, 2)
-    memory = torch.full((8 * (kernels.BINS + 2),), 7, dtype=torch.int32, device=place.device)
+    memory = torch.full((8 * (kernels.BINS + 1),), 7, dtype=torch.int32, device=place.device)
     room = {
         "expanded": memory[:1].expand(10**6),
         "strided": memory[::2],
@@ -316,6 +316,8 @@ def test_workspace_serves_every_size_up_to_the_one_it_was_made_for(place, monkey
     [
         (8, 5, torch.int32),
         (2, 5, torch.int64),
+        (8, 14, torch.int32),
+        (2, 14, torch.int64),
         (8, 40, torch.int64),
         (2, 40, torch.int32),
         (8, 3000, torch.int32),
@@ -337,7 +339,7 @@ def test_long_lists_by_chunks(place, monkeypatch, guarded, masked, width, expert
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("width", [2, 8])
-@pytest.mark.parametrize("large", [7, 40, 60])
+@pytest.mark.parametrize("large", [6, 7, 13, 14, 40, 60])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_chunk_of_many_experts_among_chunks_of_few(place, monkeypatch, guarded, masked, width, large, at):
     """Chunks of few experts write few counts: a slot of a large expert comes after all of their slots."""
@@ -366,7 +368,8 @@ def shrink_sort(place, monkeypatch, width):
     for kernel in ("COUNT", "SCAN", "PERMUTE"):
         monkeypatch.setattr(getattr(kernels, kernel), "variants", {})
     monkeypatch.setattr(plans, "PLANS", {})
-    for name, value in (("PAIRS", 4), ("CHUNK_SLOTS", (16, 16)), ("FEW", 8), ("WIDTH", width), ("BINS", 64)):
+    sizes = {"PAIRS": 4, "CHUNK_SLOTS": (16, 16), "WIDTH": width, "FEW": 8, "MORE": 16, "BINS": 64}
+    for name, value in sizes.items():
         monkeypatch.setattr(kernels, name, value)
     return kernels
 
