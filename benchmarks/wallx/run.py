@@ -77,11 +77,11 @@ def main() -> int:
 def chosen(entries: Iterable[Entry], only: str) -> Iterator[Case]:
     """Make each case whose operator is asked for; its memory is free again once the caller lets go of it."""
     for entry in entries:
-        case = entry.make()
-        if only in case.operator:
+        if only in entry.operator:
+            case = entry.make()
             yield case
-        del case
-        free()
+            del case
+            free()
 
 
 def positions() -> dict[str, dict[str, float]]:

@@ -27,7 +27,9 @@ CASES = {
     "rope": lambda: rotary.rope_case(1, 16, False),
     "rope_bwd": lambda: rotary.rope_case(2, 16, True),
     "rope_odd": lambda: rotary.rope_case(1, 16, False, 80),
-    "gemm": lambda: gemm.gemm_case(3, 2, True),
+    "gemm": lambda: gemm.gemm_case(True, 3, 2),
+    "gemm_without_rows": lambda: gemm.gemm_case(False, 3, 0),
+    "gemm_odd": lambda: gemm.gemm_case(False, 3, 2, 31, 101),
 }
 NAN = float("nan")
 
@@ -98,7 +100,7 @@ def test_a_product_that_was_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch
         right(a0, a1, b0, b1, o0, torch.empty_like(o1), **kwargs)
 
     monkeypatch.setattr(gemm.wallx, "asym_dual_gmm_separated", one_only)
-    case = gemm.gemm_case(3, 2, True)
+    case = gemm.gemm_case(True, 3, 2)
     assert case.errors["ours"] == case.errors[ULPS] == float("inf")
     assert not run.is_right(case)
 
@@ -164,7 +166,8 @@ def test_host_times_are_taken_before_the_profiler_runs(
     monkeypatch.setattr(run, "ceilings", dict)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     makes = [CASES["permute"], CASES["rope"], CASES["gemm"]]
-    entries = [Entry(make, small) for make, small in zip(makes, (True, False, True), strict=True)]
+    names = ("permute", "rope", "dual GEMM")
+    entries = [Entry(*entry) for entry in zip(names, makes, (True, False, True), strict=True)]
     monkeypatch.setattr(run, "every_case", lambda quick: entries)
     monkeypatch.setattr("sys.argv", ["run.py", "--out", str(tmp_path / "out.json")])
     assert run.main() == 0
@@ -173,7 +176,7 @@ def test_host_times_are_taken_before_the_profiler_runs(
     assert max(host) < order.index("gpu_only")
     found = json.loads((tmp_path / "out.json").read_text())["cases"]
     assert [("back_to_back" in case["times"]["ours"]) for case in found] == [True, False, True]
-    assert [case["operator"] for case in found] == ["permute", "rope", "dual GEMM"]
+    assert [case["operator"] for case in found] == list(names)
 
 
 def test_shapes_with_a_target_are_measured_and_the_small_ones_on_the_host(
@@ -193,9 +196,9 @@ def test_shapes_with_a_target_are_measured_and_the_small_ones_on_the_host(
     for function, name in {**named, "bwd_case": "unpermute_bwd"}.items():
         monkeypatch.setattr(cases, function, rows_of(name))
     monkeypatch.setattr(cases, "rope_case", rope)
-    products = lambda m0, m1, t: ("dual GEMM", f"rows {m0}+{m1} {'NT' if t else 'NN'}")  # noqa: E731
-    monkeypatch.setattr(gemm, "gemm_case", products)
+    monkeypatch.setattr(gemm, "gemm_case", lambda *sizes: ("dual GEMM", gemm.name(*sizes)))
     measured = {entry.make(): entry.small for entry in cases.every_case(quick=False)}
+    assert all(entry.make()[0] == entry.operator for entry in cases.every_case(quick=False))
     for target in targets.TARGETS:
         assert (target.operator, target.shape) in measured
         assert target.above is None or (target.above, target.shape) in measured
