@@ -158,13 +158,11 @@ def variant(key: Hashable, y: Tensor, top_k: int, weighted: bool, size: int) -> 
         tile, warps = ((16384, 4), (16384, 2), (4096, 4))[size]
         columns = 4096 // y.element_size() if size == 2 else 8192
         evict = "" if size == 2 else "evict_first"
-    elif top_k <= 4:
-        tile, warps, columns = 4096, 2, 1024
+    elif fetching or top_k <= 4:
+        tile, warps, columns = 4096 if top_k <= 4 else 2048, 2, 1024
         pages, evict = True, "" if fetching else "evict_first"
     else:
-        tile, warps, columns = 2048, 4, 1024
-        # What is fetched ahead may be needed late: rows that are done with go before it.
-        evict, store = ("evict_first", "") if fetching else ("", ".cs")
+        tile, warps, columns, store = 2048, 4, 1024, ".cs"
     block = min(power_of_2(hidden), columns)
     rows = rows_for(tile, min(row_bytes, block * y.element_size()))
     piece = rows * block * top_k  # as much as a program reads
