@@ -20,6 +20,7 @@ from glm_pto_kernels.wallx.triton.dual_gemm_tiles import dual_gemm_tiles
 from glm_pto_kernels.wallx.triton.dual_gemm_tma import can_describe, dual_gemm_tma, multiprocessors
 
 # A launch depends on nothing but what is in its key; training meets the same addresses again and again.
+# Copied operands are padded, so their sizes do not tell those of the outputs.
 LAUNCHES: dict[tuple[Any, ...], Launch] = {}
 MOST = 4096
 
@@ -32,7 +33,7 @@ def dual_gemm(
     key = (
         device, a0.dtype, trans_a, trans_b,
         a0.data_ptr(), a1.data_ptr(), b0.data_ptr(), b1.data_ptr(), o0.data_ptr(), o1.data_ptr(),
-        a0.shape, a1.shape, b0.shape, b1.shape,
+        a0.shape, a1.shape, b0.shape, b1.shape, o0.shape, o1.shape,
         a0.stride(), a1.stride(), b0.stride(), b1.stride(), o0.stride(), o1.stride(),
     )  # fmt: skip
     launch = LAUNCHES.get(key)

@@ -230,6 +230,49 @@ def test_a_thread_that_has_not_used_torch_can_launch(place, size):
         close(made_here, tensors, False, False)
 
 
+def test_a_kept_launch_writes_outputs_of_its_own_sizes_only(place, monkeypatch):
+    """Copied operands are padded: with the same ones, outputs at one address may be of other sizes."""
+    if place.name == "torch":
+        pytest.skip("the reference keeps no launches")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm")
+    if place.device == "cpu":
+        pretend_to_keep_launches(monkeypatch, kernels)
+    monkeypatch.setattr(kernels, "LAUNCHES", {})
+    left, right = (torch.randn(16, 16, device=place.device).to(torch.bfloat16) for _ in range(2))
+    wide = [torch.empty_like(left) for _ in range(2)]
+    for columns in (9, 10, 16, 9):
+        for _ in range(3):
+            for out in wide:
+                out.fill_(7.0)
+            outputs = [out[:, :columns] for out in wide]
+            kernels.dual_gemm(left, left, right, right, *outputs, trans_a=False, trans_b=False)
+            narrow = right[:, :columns]
+            close(outputs, (left, left, narrow, narrow), False, False)
+            assert all(bool((out[:, columns:] == 7.0).all()) for out in wide)
+    assert len(kernels.LAUNCHES) == (3 if kernels.can_describe(left) else 0)
+
+
+def pretend_to_keep_launches(monkeypatch, kernels):
+    """As on a GPU with a copy engine, which stops at the end of an output."""
+
+    def multiplied(products):
+        def launch():
+            for a, b, o in products:
+                o.copy_((a @ b)[:, : o.shape[1]])
+
+        launch()
+        return launch
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    for name, value in {
+        "can_describe": lambda like: True,
+        "one_wave": lambda products: None,
+        "dual_gemm_tma": multiplied,
+        "again": lambda launch, device: launch(),
+    }.items():
+        monkeypatch.setattr(kernels, name, value)
+
+
 def test_F7_any_strides_of_inputs_and_outputs(place):
     dtype = torch.float16 if place.slow else torch.bfloat16
     wide = torch.randn(40, 60, device=place.device).to(dtype)
