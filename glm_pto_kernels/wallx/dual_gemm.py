@@ -173,7 +173,7 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
 
 
 def _grad(ctx: Any, g0: Tensor, g1: Tensor) -> tuple[Tensor | None, ...]:
-    """Both gradients are dual GEMMs again: transposed factors are read in place, never copied."""
+    """Both gradients are dual GEMMs again: transposed factors are read in place where rows are aligned."""
     a0, a1, b0, b1 = ctx.saved_tensors
     ta, tb = ctx.trans_a, ctx.trans_b
     needs = ctx.needs_input_grad
