@@ -145,7 +145,7 @@ def scan_kernel(
     BLOCK: tl.constexpr,
     BLOCK_FLAGS: tl.constexpr,
 ):
-    """starts[b, c] = rank of the first slot of bin b in chunk c; starts[BINS, 0] = a bin is missing.
+    """starts[b, c] = rank of the first slot of bin b in chunk c; starts[BINS, 0]: the most of table[BINS].
 
     Bins that no chunk wrote are left out, but for the last ones, which are those of masked slots.
     """

@@ -236,7 +236,7 @@ def test_a_kept_launch_writes_outputs_of_its_own_sizes_only(place, monkeypatch):
         pytest.skip("the reference keeps no launches")
     kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm")
     if place.device == "cpu":
-        pretend_to_keep_launches(monkeypatch, kernels)
+        pretend_to_describe(monkeypatch, kernels)
     monkeypatch.setattr(kernels, "LAUNCHES", {})
     left, right = (torch.randn(16, 16, device=place.device).to(torch.bfloat16) for _ in range(2))
     wide = [torch.empty_like(left) for _ in range(2)]
@@ -252,13 +252,44 @@ def test_a_kept_launch_writes_outputs_of_its_own_sizes_only(place, monkeypatch):
     assert len(kernels.LAUNCHES) == (3 if kernels.can_describe(left) else 0)
 
 
-def pretend_to_keep_launches(monkeypatch, kernels):
-    """As on a GPU with a copy engine, which stops at the end of an output."""
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("size", [(5, 7, 9, 3, 4, 2), (17, 24, 8, 2, 9, 16), (0, 8, 16, 5, 11, 3)], ids=str)
+@pytest.mark.parametrize(("trans_a", "trans_b"), LAYOUTS, ids=str)
+def test_F7_what_the_copy_engine_gets_of_any_sizes(place, monkeypatch, dense, size, trans_a, trans_b):
+    """Rows that begin at 16 bytes are taken as they are, wherever they end; others are copied."""
+    if place.name != "interpret":
+        pytest.skip("pretends to be a GPU")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm")
+    pretend_to_describe(monkeypatch, kernels)
+    monkeypatch.setattr(kernels, "LAUNCHES", {})
+
+    def placed(x):
+        memory = torch.full((x.shape[0], 32), float("nan")).to(x.dtype)
+        return memory[:, : x.shape[1]].copy_(x)
+
+    tensors = made(place, size, trans_a, trans_b, torch.float16)
+    m0, n0, _, m1, n1, _ = size
+    outputs = [torch.full(shape, float("nan"), dtype=torch.float16) for shape in ((m0, n0), (m1, n1))]
+    if not dense:
+        tensors, outputs = [placed(x) for x in tensors], [placed(o) for o in outputs]
+    for _ in range(2):
+        wallx.asym_dual_gmm_separated(*tensors, *outputs, trans_a, trans_b)
+        close(outputs, tensors, trans_a, trans_b)
+
+
+def pretend_to_describe(monkeypatch, kernels):
+    """As on a GPU with a copy engine, which reads zeros beyond a matrix and writes nothing there."""
+
+    def boxed(x, high, wide):
+        return torch.nn.functional.pad(x, (0, wide - x.shape[1], 0, high - x.shape[0]))
 
     def multiplied(products):
+        assert kernels.fits(products, whole=False)
+
         def launch():
-            for a, b, o in products:
-                o.copy_((a @ b)[:, : o.shape[1]])
+            for a, b, o in filter(kernels.is_filled, products):
+                (high, wide), depth = o.shape, a.shape[1]
+                o.copy_(boxed(a, high, depth) @ boxed(b, depth, wide))
 
         launch()
         return launch
