@@ -14,6 +14,7 @@ from glm_pto_kernels.wallx import reference
 
 SECTIONS = {128: [32, 48, 48], 80: [20, 30, 30]}  # of a head's size
 Bands = list[int]
+LIGER = "Liger (other bands, in place)"
 
 
 def eager(
@@ -63,10 +64,10 @@ def rope_case(batch: int, length: int, backward: bool, size: int = 128) -> Case:
         "eager": partial(eager, *inputs),
         "torch.compile": partial(compiled(eager), *inputs),
     }
-    if size == 128 and (liger := peer("liger_kernel.ops.qwen2vl_mrope")):
+    if liger := peer("liger_kernel.ops.qwen2vl_mrope"):
         mine = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k)]
         turn = liger.qwen2vl_mrope_backward if backward else liger.qwen2vl_mrope_forward
-        calls["Liger (other bands, in place)"] = lambda: turn(*mine, cos, sin, [16, 24, 24])
+        calls[LIGER] = lambda: turn(*mine, cos, sin, [width // 2 for width in SECTIONS[size]])
     if extension := peer("wallx_csrc"):
         calls["wallx_csrc"] = partial(original, extension, *inputs)
     name = "rope_bwd" if backward else "rope"
@@ -78,6 +79,6 @@ def rope_case(batch: int, length: int, backward: bool, size: int = 128) -> Case:
         exact = reference.apply_rope(*(t.double() for t in (q, k, cos, sin)), SECTIONS[size], False, backward)
         poison()
         for who, call in calls.items():
-            if who != "copy" and not who.startswith("Liger"):
+            if who not in ("copy", LIGER):
                 case.compare(who, call(), exact)
     return case
