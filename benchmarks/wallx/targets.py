@@ -108,17 +108,13 @@ TARGETS = [
             ("permute", "T=6143 H=2040 K=1", "T=6144 H=2048 K=1"),
             ("unpermute", "T=4099 H=2056 K=2", "T=4096 H=4096 K=2"),
             ("unpermute_bwd", "T=6143 H=2040 K=2", "T=6144 H=2048 K=2"),
+            ("rope", "B=8 S=768 D=80, views", "B=8 S=768, views"),
+            ("rope_bwd", "B=8 S=768 D=80, views", "B=8 S=768, views"),
         )
     ),
     *(
         Target("dual GEMM", f"rows 447+33 {layout}", 1.2, "interleaved", MM, beside=f"rows 448+32 {layout}")
         for layout in ("NN", "NT")
-    ),
-    # Heads of 80 take as long as heads of 96: within a fifth of who does best there.
-    *(
-        Target(operator, "B=8 S=768 D=80, views", limit, over=other)
-        for operator in ("rope", "rope_bwd")
-        for other, limit in (("torch.compile", 1.0), ("Liger (other bands, in place)", 1.2))
     ),
     # One product, and rows that are not aligned: within a fifth of torch.mm.
     *(

@@ -153,11 +153,23 @@ def test_F7_misaligned_heads(place):
         close(actual, expected, torch.bfloat16)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 1, 3), (2, 2, 1, 0), (2, 0, 1, 3)], ids=str)
+@pytest.mark.parametrize("heads", [(20, 9), (1, 40), (64, 16)], ids=str)
+@pytest.mark.parametrize(("dim", "length"), [(2, 9), (16, 11), (72, 2)])
+def test_many_heads_and_many_tokens_in_a_program(place, heads, dim, length):
+    q, k, cos, sin = made(place, 2, *heads, length, dim, transposed=True)
+    sections = [dim // 4, dim // 8, dim - dim // 4 - dim // 8]
+    expected = reference.apply_rope(q, k, cos, sin, sections)
+    for actual, wanted in zip(run("rope", q, k, cos, sin, sections), expected, strict=True):
+        close(actual, wanted, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 1, 3, 8), (2, 2, 1, 0, 8), (2, 0, 1, 3, 8), (2, 2, 1, 3, 0)], ids=str
+)
 def test_empty(place, shape):
-    batch, q_heads, k_heads, length = shape
-    tensors = made(place, batch, q_heads, k_heads, length, 8)
-    outputs = run("rope", *tensors, [2, 3, 3])
+    *sizes, dim = shape
+    tensors = made(place, *sizes, dim)
+    outputs = run("rope", *tensors, [dim, 0, 0])
     assert outputs[0].shape == tensors[0].shape
     assert not outputs[1].isnan().any()
 
