@@ -64,10 +64,10 @@ def rope_case(batch: int, length: int, backward: bool, size: int = 128) -> Case:
         "eager": partial(eager, *inputs),
         "torch.compile": partial(compiled(eager), *inputs),
     }
-    if liger := peer("liger_kernel.ops.qwen2vl_mrope"):
+    if size == 128 and (liger := peer("liger_kernel.ops.qwen2vl_mrope")):
         mine = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k)]
         turn = liger.qwen2vl_mrope_backward if backward else liger.qwen2vl_mrope_forward
-        calls[LIGER] = lambda: turn(*mine, cos, sin, [width // 2 for width in SECTIONS[size]])
+        calls[LIGER] = lambda: turn(*mine, cos, sin, [16, 24, 24])
     if extension := peer("wallx_csrc"):
         calls["wallx_csrc"] = partial(original, extension, *inputs)
     name = "rope_bwd" if backward else "rope"
