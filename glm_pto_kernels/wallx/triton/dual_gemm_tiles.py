@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from glm_pto_kernels.wallx.backends import interpreting
 from glm_pto_kernels.wallx.triton.aligned import Product, row_major, step_of
 from glm_pto_kernels.wallx.triton.launch import Kernel
 
@@ -100,8 +102,22 @@ TILES = Kernel(dual_gemm_tiles_kernel)
 Shape = tuple[tuple[int, int, int], int]  # rows, columns and depth of a tile; warps
 # What an H200 preferred. In fp32, whose products take no matrix units, weights by columns want larger tiles.
 HALF: Shape = (128, 128, 64), 8
+HALF_IN_99_KIB: Shape = (128, 128, 32), 8
 FULL: dict[bool, Shape] = {False: ((64, 128, 16), 8), True: ((128, 128, 16), 8)}
 GROUP, STAGES = 8, 3
+
+
+def shape_of(kind: torch.dtype, trans_b: bool, device: int) -> Shape:
+    if kind == torch.float32:
+        return FULL[trans_b]
+    return HALF if interpreting() or large_shared_memory(device) else HALF_IN_99_KIB
+
+
+@cache
+def large_shared_memory(device: int) -> bool:
+    """Whether a program may have 160 KiB, or needs little, as before Ampere. Elsewhere it may have 99."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return major < 12 and (major, minor) not in ((8, 6), (8, 9))
 
 
 def dual_gemm_tiles(products: Sequence[Product]) -> None:
@@ -111,7 +127,7 @@ def dual_gemm_tiles(products: Sequence[Product]) -> None:
     (a0, b0, _), _ = products
     step, device = step_of(a0), a0.get_device()
     trans_a, trans_b = not row_major(a0), not row_major(b0)
-    (block_m, block_n, block_k), warps = FULL[trans_b] if a0.dtype == torch.float32 else HALF
+    (block_m, block_n, block_k), warps = shape_of(a0.dtype, trans_b, device)
     tensors: list[Tensor] = []
     numbers: list[int] = []
     tiles = 0

@@ -1,9 +1,9 @@
 """``python compile_kernels.py MAJOR MINOR``: compile the Triton kernels for a capability, without a GPU.
 
 The operators run on fake CUDA tensors with shapes, strides and types as usual, and each launch compiles its
-kernel down to machine code instead. Prints as JSON, by kernel, how many variants were compiled and how many
-of them fetch memory ahead. The kernel that loads tiles by tensor maps is left out: its arguments are made by
-the driver.
+kernel down to machine code instead. Prints as JSON, by kernel, how many variants were compiled, how many of
+them fetch memory ahead, and the most shared memory that one takes. The kernel that loads tiles by tensor maps
+is left out: its arguments are made by the driver.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = {
     torch.int64: "i64",
     torch.bool: "i1",
 }
-found: dict[str, dict[str, int]] = defaultdict(lambda: {"variants": 0, "ahead": 0})
+found: dict[str, dict[str, int]] = defaultdict(lambda: {"variants": 0, "ahead": 0, "shared": 0})
 
 
 def compile_instead(target: GPUTarget) -> Any:
@@ -58,6 +58,7 @@ def compile_instead(target: GPUTarget) -> Any:
         entry = found[variant.fn.__name__]
         entry["variants"] += 1
         entry["ahead"] += "cp.async.bulk.prefetch" in compiled.asm["ptx"]
+        entry["shared"] = max(entry["shared"], compiled.metadata.shared)
 
     return dispatch
 
