@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
 from glm_pto_kernels.wallx.triton.aligned import Product, row_major, step_of
-from glm_pto_kernels.wallx.triton.launch import Kernel
+from glm_pto_kernels.wallx.triton.launch import Kernel, large_shared_memory
 
 
 @triton.jit
@@ -111,13 +110,6 @@ def shape_of(kind: torch.dtype, trans_b: bool, device: int) -> Shape:
     if kind == torch.float32:
         return FULL[trans_b]
     return HALF if interpreting() or large_shared_memory(device) else HALF_IN_99_KIB
-
-
-@cache
-def large_shared_memory(device: int) -> bool:
-    """Whether a program may have 160 KiB, or needs little, as before Ampere. Elsewhere it may have 99."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return major < 12 and (major, minor) not in ((8, 6), (8, 9))
 
 
 def dual_gemm_tiles(products: Sequence[Product]) -> None:

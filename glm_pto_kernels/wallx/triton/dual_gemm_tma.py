@@ -18,7 +18,7 @@ from torch import Tensor
 from glm_pto_kernels.wallx.backends import interpreting
 from glm_pto_kernels.wallx.relaunch import Launch
 from glm_pto_kernels.wallx.triton.aligned import Product, row_major
-from glm_pto_kernels.wallx.triton.launch import hopper
+from glm_pto_kernels.wallx.triton.launch import hopper, large_shared_memory
 from glm_pto_kernels.wallx.triton.tensor_map import Described, launch_described
 
 
@@ -136,8 +136,11 @@ def tiles_of(tiling: Tiling, products: Sequence[Product]) -> int:
 
 
 def can_describe(like: Tensor) -> bool:
-    """Whether the copy engine is there for matrices of this type and device."""
-    return not interpreting() and like.dtype in (torch.bfloat16, torch.float16) and hopper(like.get_device())
+    """Whether the copy engine is there for matrices of this type and device, and room for its tiles."""
+    if interpreting() or like.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    device = like.get_device()
+    return hopper(device) and large_shared_memory(device)
 
 
 @cache

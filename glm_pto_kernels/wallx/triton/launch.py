@@ -117,6 +117,13 @@ def hopper(device: int) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@cache
+def large_shared_memory(device: int) -> bool:
+    """Whether a program may have 160 KiB, or needs little, as before Ampere. Elsewhere it may have 99."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return major < 12 and (major, minor) not in ((8, 6), (8, 9))
+
+
 _current_device = torch._C._cuda_getDevice if torch.version.cuda else None
 _current_stream = torch._C._cuda_getCurrentRawStream if torch.version.cuda else None
 
@@ -186,8 +193,14 @@ def is_complete(row_map: Tensor, rows: int) -> bool:
 
 
 def capture(like: Tensor) -> int | None:
-    """The graph capture that the current stream is in: its number, 0 outside, None where that is unknown."""
-    if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """The graph capture that the current stream is in: its number, 0 outside, None where that is unknown, as
+    for another device than the current one.
+    """
+    if not like.is_cuda:
+        return 0
+    if torch.cuda.current_device() != like.get_device():
+        return None
+    if not torch.cuda.is_current_stream_capturing():
         return 0
     status, number = ctypes.c_int(), ctypes.c_uint64()
     stream = ctypes.c_void_p(torch.cuda.current_stream(like.device).cuda_stream)

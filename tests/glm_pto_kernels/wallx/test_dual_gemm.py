@@ -304,6 +304,21 @@ def pretend_to_describe(monkeypatch, kernels):
         monkeypatch.setattr(kernels, name, value)
 
 
+@pytest.mark.parametrize(
+    ("capability", "described"), [((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)], ids=str
+)
+def test_the_copy_engine_is_used_where_its_tiles_have_room(place, monkeypatch, capability, described):
+    if place.name == "torch":
+        pytest.skip("the reference has no tiles")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.dual_gemm_tma")
+    launch = importlib.import_module("glm_pto_kernels.wallx.triton.launch")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(kernels, "interpreting", lambda: False)
+    for name in ("hopper", "large_shared_memory"):
+        monkeypatch.setattr(kernels, name, getattr(launch, name).__wrapped__)
+    assert kernels.can_describe(torch.empty(1, dtype=torch.bfloat16)) == described
+
+
 def test_F7_any_strides_of_inputs_and_outputs(place):
     dtype = torch.float16 if place.slow else torch.bfloat16
     wide = torch.randn(40, 60, device=place.device).to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -568,6 +569,18 @@ def test_a_map_is_known_in_the_capture_that_made_it_only(place, monkeypatch, nan
     monkeypatch.setattr(kernels, "capture", lambda like: used_in)
     assert kernels.is_complete(row_map, 4) == (made_in == used_in and made_in is not None)
     assert torch.equal(wallx.permute_with_map(x, row_map, 4), x)
+
+
+def test_a_map_on_another_device_than_the_current_one_is_not_known(place, monkeypatch):
+    """Which capture that device's stream is in is not asked."""
+    if place.name == "torch":
+        pytest.skip("the reference looks at every map")
+    kernels = importlib.import_module("glm_pto_kernels.wallx.triton.launch")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for device, known in ((0, 0), (1, None)):
+        row_map = SimpleNamespace(is_cuda=True, get_device=lambda device=device: device)
+        assert kernels.capture(row_map) == known
 
 
 @pytest.mark.gpu
