@@ -90,8 +90,11 @@ def row_major(x: Tensor) -> bool:
     return x.stride(1) == 1
 
 
-def is_aligned(x: Tensor, whole: bool) -> bool:
-    """Whether rows are dense and begin at multiples of 16 bytes; where ``whole`` is asked for, end there."""
+def is_aligned(x: Tensor) -> bool:
+    """Whether rows are dense and begin and end at multiples of 16 bytes.
+
+    They have to end there, too: an H200's copy engine wrote past the end of rows of 9 and 10 elements.
+    """
     step = step_of(x)
     return (
         x.numel() > 0
@@ -99,7 +102,7 @@ def is_aligned(x: Tensor, whole: bool) -> bool:
         and x.stride(0) % step == 0
         and x.stride(0) >= x.shape[1]
         and x.data_ptr() % ALIGNMENT == 0
-        and not (whole and x.shape[1] % step)
+        and x.shape[1] % step == 0
     )
 
 
@@ -108,31 +111,30 @@ def is_filled(product: Product) -> bool:
     return product[2].numel() > 0
 
 
-def fits(products: Sequence[Product], whole: bool) -> bool:
+def fits(products: Sequence[Product]) -> bool:
     """Whether all operands, but for empty products, are aligned by rows or by columns, in one layout."""
     filled = list(filter(is_filled, products))
     layouts = {(row_major(a), row_major(b)) for a, b, _ in filled}
     return len(layouts) == 1 and all(
-        is_aligned(o, whole) and all(is_aligned(x if row_major(x) else x.t(), whole) for x in (a, b))
-        for a, b, o in filled
+        is_aligned(o) and all(is_aligned(x if row_major(x) else x.t()) for x in (a, b)) for a, b, o in filled
     )
 
 
-def aligned(products: Sequence[Product], whole: bool) -> tuple[list[Product], list[Copy]]:
+def aligned(products: Sequence[Product]) -> tuple[list[Product], list[Copy]]:
     """Products that fit, with padded copies in place of what does not, the empty ones last; and what to copy
     into their outputs after.
     """
     lefts, rights, outputs = zip(*filter(is_filled, products), strict=True)
     before: list[Copy] = []
-    results = [o if is_aligned(o, whole) else empty_aligned(o) for o in outputs]
-    left, right = (readable(operands, whole, before) for operands in (lefts, rights))
+    results = [o if is_aligned(o) else empty_aligned(o) for o in outputs]
+    left, right = (readable(operands, before) for operands in (lefts, rights))
     copy_all(before, into_aligned=True)
     found = list(zip(left, right, results, strict=True))
     found += [product for product in products if not is_filled(product)]
     return found, [(result, o) for o, result in zip(outputs, results, strict=True) if result is not o]
 
 
-def readable(operands: Sequence[Tensor], whole: bool, copies: list[Copy]) -> list[Tensor]:
+def readable(operands: Sequence[Tensor], copies: list[Copy]) -> list[Tensor]:
     """Those of both products, by columns where both lie so, else by rows. What is to be copied for it goes
     to ``copies``.
     """
@@ -140,7 +142,7 @@ def readable(operands: Sequence[Tensor], whole: bool, copies: list[Copy]) -> lis
     found = []
     for operand in operands:
         x = operand.t() if turned else operand
-        if not is_aligned(x, whole):
+        if not is_aligned(x):
             copies.append((x, empty_aligned(x)))
             x = copies[-1][1]
         found.append(x.t() if turned else x)

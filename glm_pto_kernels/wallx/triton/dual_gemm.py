@@ -2,7 +2,8 @@
 
 Matrices in bf16 and fp16 go through Hopper's tensor copy engine: in CUDA C++ where one round of tiles does
 (``dual_gemm_wave``), else in Triton (``dual_gemm_tma``). On older GPUs, and in fp32, they go through pointers
-(``dual_gemm_tiles``). Those whose rows are not dense and 16-byte aligned are copied first (``aligned``).
+(``dual_gemm_tiles``). Those whose rows are not dense, or do not begin and end at multiples of 16 bytes, are
+copied first (``aligned``).
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ def dual_gemm(
     products.sort(key=is_filled, reverse=True)
     if not is_filled(products[0]):
         return None
-    described = can_describe(a0)
-    if not fits(products, whole=not described):
-        return dual_gemm_copied(products, whole=not described)
-    if not described:
+    if not fits(products):
+        return dual_gemm_copied(products)
+    if not can_describe(a0):
         return dual_gemm_tiles(products)
     wave = one_wave(products)
     launch = dual_gemm_tma(products) if wave is None else dual_gemm_wave(products, wave)
@@ -68,9 +68,9 @@ def deep(product: Product) -> Product:
     return product
 
 
-def dual_gemm_copied(products: Sequence[Product], whole: bool) -> None:
+def dual_gemm_copied(products: Sequence[Product]) -> None:
     """Through copies that fit."""
-    fitting, after = aligned(products, whole)
+    fitting, after = aligned(products)
     lefts, rights, results = zip(*fitting, strict=True)
     dual_gemm(*lefts, *rights, *results, trans_a=False, trans_b=False)
     copy_all(after, into_aligned=False)

@@ -113,7 +113,7 @@ def shape_of(kind: torch.dtype, trans_b: bool, device: int) -> Shape:
 
 
 def dual_gemm_tiles(products: Sequence[Product]) -> None:
-    """Both products in one launch. They fit, rows of whole steps included (``aligned.fits``); the second may
+    """Both products in one launch. They fit (``aligned.fits``); the second may
     be empty, the first not.
     """
     (a0, b0, _), _ = products
