@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def test_a_fresh_environment_runs_the_two_commands(wheel: Path, tmp_path: Path) 
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", wheel]
-    done = subprocess.run(pip, capture_output=True, text=True)
+    # Without a way to the checkout, in which `pip install .` has left what pip takes for an installation.
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(pip, capture_output=True, text=True, cwd=tmp_path, env=own)
     if done.returncode and "No matching distribution" in done.stderr:
         pytest.skip(f"no package index: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
