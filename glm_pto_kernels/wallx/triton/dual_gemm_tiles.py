@@ -113,9 +113,7 @@ def shape_of(kind: torch.dtype, trans_b: bool, device: int) -> Shape:
 
 
 def dual_gemm_tiles(products: Sequence[Product]) -> None:
-    """Both products in one launch. They fit (``aligned.fits``); the second may
-    be empty, the first not.
-    """
+    """Both products in one launch. They fit (``aligned.fits``); the second may be empty, the first not."""
     (a0, b0, _), _ = products
     step, device = step_of(a0), a0.get_device()
     trans_a, trans_b = not row_major(a0), not row_major(b0)
