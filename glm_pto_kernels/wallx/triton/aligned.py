@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Product
 from glm_pto_kernels.wallx.triton.launch import ALIGNMENT, Kernel, new_rows
 
-Product = tuple[Tensor, Tensor, Tensor]
 Copy = tuple[Tensor, Tensor]  # from, to
 MOST = 4  # copies in one launch: the operands of two products
 TILE = {"ROWS": 4, "COLUMNS": 1024}

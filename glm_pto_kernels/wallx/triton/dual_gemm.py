@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Wave, capable, dual_gemm_wave, wave_of
+from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Product, Wave, capable, dual_gemm_wave, wave_of
 from glm_pto_kernels.wallx.relaunch import Launch, again
-from glm_pto_kernels.wallx.triton.aligned import Product, aligned, copy_all, fits, is_filled, row_major
+from glm_pto_kernels.wallx.triton.aligned import aligned, copy_all, fits, is_filled, row_major
 from glm_pto_kernels.wallx.triton.dual_gemm_tiles import dual_gemm_tiles
 from glm_pto_kernels.wallx.triton.dual_gemm_tma import can_describe, dual_gemm_tma, multiprocessors
 

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
-from glm_pto_kernels.wallx.triton.aligned import Product, row_major, step_of
+from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Product
+from glm_pto_kernels.wallx.triton.aligned import row_major, step_of
 from glm_pto_kernels.wallx.triton.launch import Kernel, large_shared_memory
 
 

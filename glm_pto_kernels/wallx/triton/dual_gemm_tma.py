@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from glm_pto_kernels.wallx.backends import interpreting
+from glm_pto_kernels.wallx.cuda.dual_gemm_wave import Product
 from glm_pto_kernels.wallx.relaunch import Launch
-from glm_pto_kernels.wallx.triton.aligned import Product, row_major
+from glm_pto_kernels.wallx.triton.aligned import row_major
 from glm_pto_kernels.wallx.triton.launch import hopper, large_shared_memory
 from glm_pto_kernels.wallx.triton.tensor_map import Described, launch_described
 

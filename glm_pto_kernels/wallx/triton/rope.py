@@ -188,10 +188,8 @@ def rope_kernel(
     first = (tl.program_id(0) % blocks) * TOKENS
     token, start = lane_of(LANES, HALF, PIECE)
     live = (token < TOKENS) & (first + token < tokens)
-    q_mask, k_mask = (
-        live & (head_of(Q_BESIDE, Q_GROUPS) < Q_HEADS),
-        live & (head_of(K_BESIDE, K_GROUPS) < K_HEADS),
-    )
+    q_mask = live & (head_of(Q_BESIDE, Q_GROUPS) < Q_HEADS)
+    k_mask = live & (head_of(K_BESIDE, K_GROUPS) < K_HEADS)
     # Everything is read before anything is written: in place stays right, and the reads overlap.
     q_at = rows_of(
         q, batch, first, token, start, q_batch, q_head, q_token, Q_BESIDE, Q_GROUPS, PIECE, UNIT, SHORT
